@@ -1,0 +1,165 @@
+"""Trains the unit autoencoder on rendered frames (`rtgen train autoencoder`).
+
+Frames are independent of each other here, so each step takes frames from everywhere. Losses are
+weighted by where the picture moves: the backdrop is in the canvas already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from decoders.unit_conv import UnitAutoencoder, UnitConvConfig
+from pipelines.train.loop import (
+    Precision,
+    TrainConfig,
+    Trainer,
+    add_train_arguments,
+    train_config,
+)
+from pipelines.train.store import load_clips
+
+DEFAULTS = TrainConfig(steps=5000, learning_rate=1.5e-3, warmup=40, weight_decay=1e-4)
+BATCH_UNITS = 2
+LATENT_NOISE = 0.05
+
+
+@dataclass
+class AutoencoderStage:
+    """Sampling, losses and evaluation of the autoencoder."""
+
+    model: UnitAutoencoder
+    frames: npt.NDArray[np.uint8]
+    held_out: npt.NDArray[np.uint8]
+    seed: int
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        sample = torch.from_numpy(self.frames[:: max(1, len(self.frames) // 600)])
+        pixels = sample.permute(0, 3, 1, 2).float() / 127.5 - 1
+        self.model.set_canvas(pixels.mean(0))
+        motion = pixels.std(0).mean(0)[None, None]
+        smooth = F.avg_pool2d(motion, 9, 1, 4) / motion.quantile(0.95)
+        self.weight = (0.5 + 1.5 * smooth.clamp(0, 1))[None].to(self.precision.device)
+
+    def batch(self, step: int) -> Tensor:
+        """[B, 4, 3, H, W] of frames from everywhere; depends on (seed, step) alone."""
+        rng = np.random.default_rng((self.seed, step))
+        index = rng.integers(len(self.frames), size=4 * BATCH_UNITS)
+        return self._pixels(self.frames[np.sort(index)])
+
+    def _pixels(self, frames: npt.NDArray[np.uint8]) -> Tensor:
+        pixels = (
+            torch.from_numpy(frames).to(self.precision.device).permute(0, 3, 1, 2).float() / 127.5
+            - 1
+        )
+        return pixels.unflatten(0, (-1, 4))
+
+    def loss(self, step: int) -> dict[str, Tensor]:
+        """L1, L1 of gradients and L2, weighted by motion, and a pull of latents to unit scale."""
+        pixels = self.batch(step)
+        with self.precision.autocast():
+            mean = self.model.encoder(pixels)
+            out = self.model.decoder(mean + LATENT_NOISE * torch.randn_like(mean))
+        error = out - pixels
+        weight = self.weight
+        l1 = (error.abs() * weight).mean()
+        across = (error[..., 1:] - error[..., :-1]).abs() * weight[..., 1:]
+        down = (error[..., 1:, :] - error[..., :-1, :]).abs() * weight[..., 1:, :]
+        gradient = across.mean() + down.mean()
+        l2 = (error.square() * weight).mean()
+        prior = mean.float().square().mean()
+        return {"loss": l1 + 0.5 * gradient + 2 * l2 + 2e-4 * prior, "l1": l1.detach()}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Quality on the held-out clip: PSNR whole and face, motion gain, ratio at unit joins."""
+        outs, wholes = [], []
+        for start in range(0, len(self.held_out) - 15, 32):
+            pixels = self._pixels(self.held_out[start : start + 16])
+            with self.precision.autocast():
+                outs.append(self.model.decoder(self.model.encoder(pixels)).clamp(-1, 1))
+            wholes.append(pixels)
+        return reconstruction_quality(torch.stack(outs), torch.stack(wholes))
+
+
+def psnr(out: Tensor, target: Tensor) -> float:
+    """PSNR in dB of pixels in [-1, 1], from the mean squared error over all of them."""
+    return float(-10 * torch.log10((out - target).square().mean() / 4))
+
+
+def reconstruction_quality(out: Tensor, target: Tensor) -> dict[str, float]:
+    """Picture and motion quality of decoded runs of units.
+
+    Args:
+        out: [R, U, 4, 3, H, W], R runs of U consecutive units.
+        target: the same, the truth.
+
+    Returns:
+        psnr, psnr_face (dB); motion_gain: mean frame difference inside units over the truth's;
+        motion_error: error of those differences over predicting none; join_ratio: frame
+        difference at unit joins over inside units, divided by the truth's own ratio.
+    """
+    size = out.shape[-1]
+    face = (slice(int(0.2 * size), int(0.85 * size)), slice(int(0.27 * size), int(0.74 * size)))
+
+    def inside(x: Tensor) -> Tensor:
+        return x[:, :, 1:] - x[:, :, :-1]
+
+    def joins(x: Tensor) -> float:
+        step = (x[:, 1:, 0] - x[:, :-1, -1]).abs().mean()
+        return float(step / inside(x).abs().mean())
+
+    true_motion = inside(target).abs().mean()
+    return {
+        "psnr": psnr(out, target),
+        "psnr_face": psnr(out[..., face[0], face[1]], target[..., face[0], face[1]]),
+        "motion_gain": float(inside(out).abs().mean() / true_motion),
+        "motion_error": float(inside(out - target).abs().mean() / true_motion),
+        "join_ratio": joins(out) / joins(target),
+    }
+
+
+def save_autoencoder(model: UnitAutoencoder, directory: Path, dtype: torch.dtype) -> None:
+    """Writes encoder.safetensors and decoder.safetensors; the canvas stays fp32."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, part in (("encoder", model.encoder), ("decoder", model.decoder)):
+        weights = {
+            key: value.contiguous() if key == "canvas" else value.to(dtype).contiguous()
+            for key, value in part.state_dict().items()
+        }
+        save_file(weights, directory / f"{name}.safetensors")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `rtgen train autoencoder`."""
+    add_train_arguments(parser, DEFAULTS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, and writes the weights with their metrics."""
+    torch.manual_seed(args.seed)
+    precision = Precision(args.precision, torch.device(args.device))
+    clips = load_clips(args.data)
+    model = UnitAutoencoder(UnitConvConfig()).to(
+        precision.device, memory_format=torch.channels_last
+    )
+    frames = np.concatenate([clip.frames for clip in clips if not clip.held_out])
+    held_out = np.concatenate([clip.frames for clip in clips if clip.held_out])
+    stage = AutoencoderStage(model, frames, held_out, args.seed, precision)
+    trainer = Trainer(model, train_config(args, DEFAULTS), args.out)
+    trainer.run(stage.loss, stage.evaluate)
+    with trainer.averaged_weights():
+        metrics = stage.evaluate()
+        save_autoencoder(model, args.out, torch.bfloat16)
+    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    return 0

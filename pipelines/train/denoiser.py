@@ -1,0 +1,244 @@
+"""Trains the avatar's causal denoiser (`rtgen train denoiser`).
+
+Each example is the reference latent (the sink) and a run of units. Every unit gets its own noise
+level: about half are to be denoised, the rest are history with a little noise on it, so that the
+network learns to continue from its own imperfect output. In the second half of the budget part of
+the history is the network's own prediction (one extra forward without gradient).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.train.latent_renderer import LatentRenderer, load_renderer
+from pipelines.train.loop import (
+    Precision,
+    TrainConfig,
+    Trainer,
+    add_train_arguments,
+    train_config,
+)
+from pipelines.train.store import UnitTrack, load_unit_tracks
+from rtgen.config import CacheConfig, DenoiserConfig
+from rtgen.models.conditioning import Conditioning
+from rtgen.models.denoiser import CausalDenoiser, block_causal_mask
+
+DEFAULTS = TrainConfig(steps=4000, learning_rate=1e-3, warmup=100, flat=0.5)
+BATCH = 6
+SHIFT = 3.0
+CONTEXT_NOISE = 0.12  # history noise is uniform up to this sigma
+CACHE = CacheConfig(window=7, sink=1, frames_per_chunk=1, lead=2, position_mode="relative")
+
+
+def avatar_denoiser_config(num_controls: int, num_states: int, num_events: int) -> DenoiserConfig:
+    """The shipped avatar's denoiser: 64 tokens a unit, 10 M parameters."""
+    return DenoiserConfig(
+        num_attention_heads=4,
+        attention_head_dim=64,
+        in_channels=16,
+        out_channels=16,
+        ffn_dim=1024,
+        num_layers=8,
+        audio_dim=256,
+        audio_tokens=10,
+        num_states=num_states,
+        num_events=num_events,
+        control_dim=num_controls,
+        position_grid=(8, 8),
+        prediction_type="sample",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One training batch; T counts the sink.
+
+    Attributes:
+        latents: [B, T, C, h, w], the truth; frame 0 is the reference.
+        conditioning: of those T frames (the sink's is zero).
+    """
+
+    latents: Tensor
+    conditioning: Conditioning
+
+
+def conditioning_of(
+    audio: Tensor, state: Tensor, event: Tensor, control: Tensor, sink: int = 1
+) -> Conditioning:
+    """Conditioning of a run of units with `sink` neutral frames before it."""
+
+    def lead(x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x[:, :1]).expand(-1, sink, *x.shape[2:]), x], 1)
+
+    return Conditioning(
+        audio=lead(audio), state=lead(state), event=lead(event), control=lead(control)
+    )
+
+
+@torch.no_grad()
+def importance_map(renderer: LatentRenderer, labels: Tensor, mouth: Tensor, eyes: Tensor) -> Tensor:
+    """Loss weight per latent pixel: where mouth labels move latents x4, where eyes do x2.
+
+    Args:
+        renderer: labels to latents.
+        labels: [n, L] of training tracks.
+        mouth: indices of the mouth's labels.
+        eyes: indices of the eyes' labels.
+
+    Returns:
+        [h, w], mean 1.
+    """
+    neutral = labels.median(0).values
+    weight = torch.ones(renderer.shape[1:])
+    for index, gain in ((mouth, 3.0), (eyes, 1.5)):
+        varied = neutral.repeat(len(labels), 1)
+        varied[:, index] = labels[:, index]
+        motion = renderer(varied).std(0).mean(0)
+        weight = weight + gain * (motion / motion.quantile(0.97)).clamp(0, 1)
+    return weight / weight.mean()
+
+
+class DenoiserStage:
+    """Sampling, loss and evaluation of the denoiser."""
+
+    def __init__(
+        self, model: CausalDenoiser, tracks: list[UnitTrack], test: list[UnitTrack],
+        reference: Tensor, importance: Tensor, seed: int, steps: int, precision: Precision,
+    ) -> None:  # fmt: skip
+        self.model, self.tracks, self.test = model, tracks, test
+        self.precision, device = precision, precision.device
+        self.reference, self.importance = reference.to(device), importance.to(device)
+        self.seed, self.steps, self.device = seed, steps, device
+        self.units = CACHE.recent
+        self.mask = block_causal_mask(
+            CACHE.sink + self.units, 64, frames_per_chunk=1, window=CACHE.window, sink=CACHE.sink
+        ).to(device)
+
+    def batch(self, rng: np.random.Generator, tracks: list[UnitTrack], size: int) -> Batch:
+        """Random runs of units of random tracks and audio variants."""
+        runs = []
+        for _ in range(size):
+            track = tracks[rng.integers(len(tracks))]
+            start = rng.integers(len(track.latents) - self.units)
+            runs.append(track.cut(start, self.units, variant=rng.integers(len(track.audio))))
+        latents, audio, state, event, control = (
+            torch.stack(column).to(self.device) for column in zip(*runs, strict=True)
+        )
+        jitter = 0.2 * torch.randn(size, 1, 1, 1, device=self.device)
+        sink = self.reference.expand(size, 1, *self.reference.shape)
+        return Batch(
+            torch.cat([sink, latents.float()], 1),
+            conditioning_of(audio.float() + jitter, state, event, control.float()),
+        )
+
+    def predict(self, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """The network's x0 of every frame, fp32 [B, T, C, h, w]."""
+        with self.precision.autocast():
+            prepared = self.model.prepare(conditioning)
+            out: Tensor = self.model(noisy, sigma * 1000, prepared, mask=self.mask)
+        return out.float()
+
+    def loss(self, step: int) -> dict[str, Tensor]:
+        """Squared error of x0 on noisy units, over sigma^2 + 0.1, weighted by place."""
+        rng = np.random.default_rng((self.seed, step))
+        batch = self.batch(rng, self.tracks, BATCH)
+        truth = batch.latents
+        size = truth.shape[:2]
+        u = torch.rand(size, device=self.device)
+        sigma = SHIFT * u / (1 + (SHIFT - 1) * u)
+        sigma[torch.rand(size, device=self.device) < 0.2] = 1.0
+        noisy = torch.rand(size, device=self.device) < 0.5
+        noisy[:, -1] |= torch.rand(size[0], device=self.device) < 0.5
+        sigma = torch.where(noisy, sigma, CONTEXT_NOISE * torch.rand(size, device=self.device))
+        noisy[:, 0] = False
+        sigma[:, 0] = 0.0
+        history = truth
+        if step > self.steps // 2 and rng.random() < 0.5:
+            history = self._own_history(batch, noisy)
+        source = torch.where(noisy[..., None, None, None], truth, history)
+        level = sigma[..., None, None, None]
+        noised = (1 - level) * source + level * torch.randn_like(truth)
+        x0 = self.predict(noised, sigma, batch.conditioning)
+        error = (x0 - truth).square() * self.importance
+        weight = noisy / (sigma.square() + 0.1)
+        per_frame = error.mean((2, 3, 4))
+        loss = (per_frame * weight).sum() / weight.sum().clamp_min(1)
+        full = noisy & (sigma >= 0.999)
+        at_noise = (per_frame * full).sum() / full.sum().clamp_min(1)
+        return {"loss": loss, "from_noise": at_noise.detach()}
+
+    @torch.no_grad()
+    def _own_history(self, batch: Batch, noisy: Tensor) -> Tensor:
+        """Predictions from pure noise for the frames that will serve as history."""
+        sigma = torch.where(noisy, 0.0, 1.0)
+        sigma[:, 0] = 0.0
+        level = sigma[..., None, None, None]
+        noised = (1 - level) * batch.latents + level * torch.randn_like(batch.latents)
+        out = self.predict(noised, sigma, batch.conditioning)
+        out[:, 0] = batch.latents[:, 0]
+        return out
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Held-out error of the last unit from pure noise, given true history."""
+        rng = np.random.default_rng((self.seed, 10**9))
+        state = torch.get_rng_state()
+        torch.manual_seed(self.seed)
+        batch = self.batch(rng, self.test, 48)
+        sigma = torch.zeros(batch.latents.shape[:2], device=self.device)
+        sigma[:, 1:-1] = 0.04
+        sigma[:, -1] = 1.0
+        level = sigma[..., None, None, None]
+        noised = (1 - level) * batch.latents + level * torch.randn_like(batch.latents)
+        x0 = self.predict(noised, sigma, batch.conditioning)[:, -1]
+        torch.set_rng_state(state)
+        error = (x0 - batch.latents[:, -1]).square()
+        return {
+            "test_error": float(error.mean()),
+            "test_error_weighted": float((error * self.importance).mean()),
+            "test_gain": float(x0.std() / batch.latents[:, -1].std()),
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `rtgen train denoiser`."""
+    add_train_arguments(parser, DEFAULTS)
+    parser.add_argument("--renderer", type=Path, required=True, help="folder of the label renderer")
+    parser.add_argument("--variants", type=int, default=2, help="augmented copies of each track")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares the tracks, trains, and writes the averaged weights with their metrics."""
+    torch.manual_seed(args.seed)
+    precision = Precision(args.precision, torch.device(args.device))
+    renderer = load_renderer(args.renderer)
+    data = load_unit_tracks(args.data, renderer, variants=args.variants, seed=args.seed)
+    config = avatar_denoiser_config(data.num_controls, data.num_states, data.num_events)
+    model = CausalDenoiser(config).to(precision.device)
+    model.attention_backend = "naive"
+    importance = importance_map(renderer, data.label_sample, data.mouth_labels, data.eye_labels)
+    stage = DenoiserStage(
+        model, data.train, data.test, data.reference, importance, args.seed, args.steps, precision
+    )
+    trainer = Trainer(model, train_config(args, DEFAULTS), args.out)
+    trainer.run(stage.loss, stage.evaluate, evaluate_every=100)
+    with trainer.averaged_weights():
+        metrics = stage.evaluate()
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "reference": data.reference,
+                "latent_mean": data.latent_mean,
+                "latent_std": data.latent_std,
+            },
+            args.out / "denoiser.pt",
+        )
+    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    return 0

@@ -1,0 +1,313 @@
+"""Offline synthesizers whose phones come with times: espeak-ng, festival and flite.
+
+They are programs of the host, needed to make training data only. espeak-ng runs inside this
+process through ctypes (20 ms a sentence); the other two are started per sentence. Each reports its
+phones a little early or late against its own sound; `_LABEL_SHIFT_S` aligns them to espeak-ng, as
+measured by the correlation of the jaw with the loudness.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import shutil
+import subprocess
+import tempfile
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from scipy.signal import resample_poly
+
+from pipelines.train.visemes import ALPHABETS, Segment
+from rtgen.errors import BackendUnavailable, ConfigError
+
+__all__ = [
+    "SAMPLE_RATE",
+    "TEST_VOICES",
+    "TRAIN_VOICES",
+    "Speech",
+    "is_available",
+    "sample_voice",
+    "synthesize",
+]
+
+SAMPLE_RATE = 16000
+_PEAK = 0.6
+_TIMEOUT_S = 60.0
+
+# Voice -> share of the training speech. A voice is "program:variant".
+TRAIN_VOICES: dict[str, float] = {
+    **dict.fromkeys(
+        (
+            "espeak:en-us", "espeak:en", "espeak:en-us+m1", "espeak:en-us+m2", "espeak:en-us+m3",
+            "espeak:en-us+m5", "espeak:en-us+m7", "espeak:en+m4", "espeak:en-us+f1",
+            "espeak:en-us+f2", "espeak:en-us+f3", "espeak:en-us+f4", "espeak:en-us+f5",
+            "espeak:en+f2",
+        ),
+        0.70 / 14,
+    ),
+    "flite:rms": 0.11,
+    "flite:slt": 0.08,
+    "festival:slt": 0.06,
+    "festival:kal": 0.05,
+}  # fmt: skip
+TEST_VOICES: dict[str, float] = {"espeak:en-us+m6": 0.5, "flite:awb": 0.5}
+
+_LABEL_SHIFT_S = {
+    "espeak": 0.0, "festival:slt": 0.010, "festival:kal": 0.0, "flite": 0.015,
+}  # fmt: skip
+_FESTIVAL_VOICES = {"slt": "voice_cmu_us_slt_arctic_hts", "kal": "voice_kal_diphone"}
+_FLITE_PITCH_HZ = {"rms": 95.0, "slt": 175.0, "awb": 115.0, "kal": 100.0}
+_PROGRAMS = {"espeak": "libespeak-ng.so.1", "festival": "festival", "flite": "flite"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """One spoken text.
+
+    Attributes:
+        samples: [N] float32 at 16 kHz, peak 0.6, silence at the end cut off.
+        segments: (start_s, end_s, phone) in order; pauses may be missing.
+        alphabet: key of `visemes.ALPHABETS` that the phones belong to.
+    """
+
+    samples: npt.NDArray[np.float32]
+    segments: tuple[Segment, ...]
+    alphabet: str
+
+
+def sample_voice(rng: np.random.Generator, *, held_out: bool) -> str:
+    """Returns a voice: of `TEST_VOICES` if `held_out`, else of `TRAIN_VOICES`, by their shares."""
+    voices = TEST_VOICES if held_out else TRAIN_VOICES
+    shares = np.array(list(voices.values()))
+    return list(voices)[rng.choice(len(voices), p=shares / shares.sum())]
+
+
+def is_available(program: str) -> bool:
+    """Tells whether a synthesizer ("espeak", "festival" or "flite") can be used on this host."""
+    if program == "espeak":
+        try:
+            ctypes.CDLL(_PROGRAMS["espeak"])
+        except OSError:
+            return False
+        return True
+    return shutil.which(_PROGRAMS[program]) is not None
+
+
+def synthesize(text: str, voice: str, *, rate: float = 1.0, pitch: float = 1.0) -> Speech:
+    """Returns `text` spoken by `voice`.
+
+    Args:
+        text: one or a few English sentences.
+        voice: "program:variant" as in `TRAIN_VOICES` and `TEST_VOICES`.
+        rate: speed against the voice's own, 0.6..1.6.
+        pitch: pitch against the voice's own, 0.6..1.6. festival:slt has no pitch control; there
+            rate and pitch change together through resampling and `pitch` must stay 1.
+
+    Raises:
+        BackendUnavailable: the program or its voice is missing.
+        ConfigError: an argument is out of range or the voice unknown.
+    """
+    if not (0.6 <= rate <= 1.6 and 0.6 <= pitch <= 1.6):
+        raise ConfigError(f"rate and pitch must lie in 0.6..1.6, got {rate} and {pitch}")
+    program, _, variant = voice.partition(":")
+    if program == "espeak":
+        samples, sample_rate, segments = _espeak().say(text, variant, rate, pitch)
+        alphabet = "ipa"
+    elif program == "festival" and variant in _FESTIVAL_VOICES:
+        samples, sample_rate, segments = _festival(text, variant, rate, pitch)
+        alphabet = "arpabet"
+    elif program == "flite" and variant in _FLITE_PITCH_HZ:
+        samples, sample_rate, segments = _flite(text, variant, rate, pitch)
+        alphabet = "arpabet"
+    else:
+        known = (*TRAIN_VOICES, *TEST_VOICES)
+        raise ConfigError(f"unknown voice {voice!r}; known are {known}")
+    shift = _LABEL_SHIFT_S[program if program in _LABEL_SHIFT_S else voice]
+    if len(samples) == 0:
+        raise BackendUnavailable(f"{voice} returned no sound for {text!r}; check its installation")
+    divisor = np.gcd(SAMPLE_RATE, sample_rate)
+    wave_16k = resample_poly(samples, SAMPLE_RATE // divisor, sample_rate // divisor)
+    wave_16k = wave_16k / (np.abs(wave_16k).max() + 1e-6) * _PEAK
+    loud = np.nonzero(np.abs(wave_16k) > 0.004)[0]
+    wave_16k = wave_16k[: loud[-1] + 400] if len(loud) else wave_16k[:400]
+    duration = len(wave_16k) / SAMPLE_RATE
+    shifted = tuple(
+        (max(a + shift, 0.0), min(b + shift, duration), phone)
+        for a, b, phone in segments
+        if a + shift < duration and b + shift > 0.0
+    )
+    return Speech(samples=wave_16k.astype(np.float32), segments=shifted, alphabet=alphabet)
+
+
+class _EventId(ctypes.Union):
+    _fields_ = (
+        ("number", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("string", ctypes.c_char * 8),
+    )
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", _EventId),
+    )
+
+
+_Callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
+
+
+class _Espeak:
+    """espeak-ng inside this process; the library is global, so there is one of these."""
+
+    _PHONEME = 7  # espeakEVENT_PHONEME
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL(_PROGRAMS["espeak"])
+        except OSError as error:
+            raise BackendUnavailable(
+                f"espeak-ng is needed ({error}); install libespeak-ng1 and espeak-ng-data"
+            ) from error
+        # 2: synchronous retrieval. Options: phoneme events, named in IPA, no exit on error.
+        self.sample_rate = int(self._library.espeak_Initialize(2, 0, None, 1 | 2 | 0x8000))
+        if self.sample_rate <= 0:
+            raise BackendUnavailable("espeak-ng did not start; install espeak-ng-data")
+        self._sound: list[npt.NDArray[np.int16]] = []
+        self._phones: list[tuple[int, str]] = []
+        self._callback = _Callback(self._collect)  # must outlive the library's use of it
+        self._library.espeak_SetSynthCallback(self._callback)
+
+    def _collect(self, sound: object, count: int, events: Sequence[_Event]) -> int:
+        if sound and count > 0:
+            self._sound.append(np.ctypeslib.as_array(sound, (count,)).copy())  # type: ignore[arg-type]
+        for i in itertools.count():
+            event = events[i]
+            if event.type == 0:
+                return 0
+            if event.type == self._PHONEME:
+                # The field holds 8 bytes and is not always terminated.
+                self._phones.append((event.sample, event.id.string.decode("utf-8", "ignore")))
+        return 0
+
+    def say(
+        self, text: str, variant: str, rate: float, pitch: float
+    ) -> tuple[npt.NDArray[np.float64], int, list[Segment]]:
+        """Returns samples in -1..1, their rate and the phones."""
+        library = self._library
+        if library.espeak_SetVoiceByName(variant.encode()) != 0:
+            raise BackendUnavailable(f"espeak-ng has no voice {variant!r}; install espeak-ng-data")
+        self._sound.clear()
+        self._phones.clear()
+        library.espeak_SetParameter(1, round(160 * rate), 0)  # words a minute
+        library.espeak_SetParameter(3, min(round(50 + 70 * np.log2(pitch)), 99), 0)  # pitch
+        library.espeak_SetParameter(4, 55, 0)  # pitch range
+        data = text.encode()
+        library.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1 | 0x1000, None, None)
+        library.espeak_Synchronize()
+        sound = np.concatenate(self._sound) if self._sound else np.zeros(0, np.int16)
+        segments: list[Segment] = []
+        for (start, name), (end, _) in itertools.pairwise(self._phones):
+            # "aɪ" or "tʃ" come as one event: its parts share the time, marks are not phones.
+            parts = [c for c in name if c in ALPHABETS["ipa"]]
+            edges = np.linspace(start, end, len(parts) + 1) / self.sample_rate
+            segments += [(float(edges[i]), float(edges[i + 1]), c) for i, c in enumerate(parts)]
+        return sound / 32768.0, self.sample_rate, segments
+
+
+@functools.lru_cache(maxsize=1)
+def _espeak() -> _Espeak:
+    return _Espeak()
+
+
+def _run(command: list[str]) -> str:
+    """Returns the standard output of a synthesizer."""
+    try:
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+    except FileNotFoundError as error:
+        raise BackendUnavailable(f"{command[0]} is needed; install the package of it") from error
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        raise BackendUnavailable(f"{command[0]} failed: {detail}") from error
+    return done.stdout
+
+
+def _read_wave(path: Path, program: str) -> tuple[npt.NDArray[np.float64], int]:
+    if not path.exists():
+        raise BackendUnavailable(f"{program} wrote no sound; check that its voice is installed")
+    with wave.open(str(path)) as file:
+        data = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+        return data / 32768.0, file.getframerate()
+
+
+def _ends_to_segments(lines: Sequence[tuple[float, str]], scale: float) -> list[Segment]:
+    """Turns (end_s, phone) rows into segments, times multiplied by `scale`."""
+    starts = [0.0, *(end for end, _ in lines)]
+    return [(starts[i] * scale, end * scale, phone) for i, (end, phone) in enumerate(lines)]
+
+
+def _festival(
+    text: str, variant: str, rate: float, pitch: float
+) -> tuple[npt.NDArray[np.float64], int, list[Segment]]:
+    """Runs festival; speed by duration for the diphone voice, by resampling for the HTS voice."""
+    if pitch != 1.0 and variant == "slt":
+        raise ConfigError(f"festival:slt has no pitch control; pitch must be 1, got {pitch}")
+    with tempfile.TemporaryDirectory() as folder:
+        script, sound, phones = (Path(folder) / n for n in ("say.scm", "say.wav", "say.seg"))
+        quoted = text.replace("\\", " ").replace('"', " ")
+        stretch = 1.0 if variant == "slt" else 1.0 / rate
+        script.write_text(
+            f"({_FESTIVAL_VOICES[variant]})\n(Parameter.set 'Duration_Stretch {stretch:.3f})\n"
+            + (
+                f"(set! int_lr_params '((target_f0_mean {105 * pitch:.0f}) (target_f0_std 14) "
+                "(model_f0_mean 170) (model_f0_std 34)))\n"
+                if variant == "kal"
+                else ""
+            )
+            + f'(set! spoken (utt.synth (Utterance Text "{quoted}")))\n'
+            f'(utt.save.wave spoken "{sound}" \'riff)\n(utt.save.segs spoken "{phones}")\n'
+        )
+        _run(["festival", "-b", str(script)])
+        samples, sample_rate = _read_wave(sound, "festival")
+        rows = [line.split() for line in phones.read_text().splitlines()]
+    lines = [(float(row[0]), row[2]) for row in rows if len(row) == 3]
+    if variant == "kal":
+        return samples, sample_rate, _ends_to_segments(lines, 1.0)
+    # Played faster or slower: 100 Hz steps keep the resampling ratio small.
+    played_rate = round(sample_rate * rate / 100) * 100
+    return samples, played_rate, _ends_to_segments(lines, sample_rate / played_rate)
+
+
+def _flite(
+    text: str, variant: str, rate: float, pitch: float
+) -> tuple[npt.NDArray[np.float64], int, list[Segment]]:
+    """Runs flite, whose `-psdur` prints phone:end pairs."""
+    with tempfile.TemporaryDirectory() as folder:
+        sound = Path(folder) / "say.wav"
+        output = _run(
+            [
+                "flite", "-voice", variant, "-psdur",
+                "--setf", f"duration_stretch={1.0 / rate:.3f}",
+                "--setf", f"int_f0_target_mean={_FLITE_PITCH_HZ[variant] * pitch:.1f}",
+                "-t", text, "-o", str(sound),
+            ]
+        )  # fmt: skip
+        samples, sample_rate = _read_wave(sound, "flite")
+    pairs = [token.rsplit(":", 1) for token in output.split()]
+    return samples, sample_rate, _ends_to_segments([(float(end), p) for p, end in pairs], 1.0)

@@ -1,0 +1,1 @@
+"""The engine: the only part that steps streams."""

@@ -1,0 +1,1 @@
+"""Networks: the causal denoiser and its parts."""

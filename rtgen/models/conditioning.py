@@ -1,0 +1,215 @@
+"""What a chunk is conditioned on, and what the denoiser prepares from it once per chunk.
+
+`Conditioning` is raw input: prompt embeddings, audio tokens, state, event, control numbers.
+`PreparedConditioning` holds what all passes of a chunk share: keys and values of text and audio
+for every layer, and an addition to the time embedding of every frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from rtgen.config import DenoiserConfig
+from rtgen.errors import ConfigError, ShapeError
+from rtgen.models.layers import Linear, Mlp, timestep_embedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditioning:
+    """Raw conditioning of T latent frames; a part is given exactly when the model has it.
+
+    Attributes:
+        prompt_embeds: [B, Lt, text_dim] float, zero rows after the text's end. They are attended
+            to like all others, so keep the padding the model was trained with.
+        audio: [B, T, audio_tokens, audio_dim] float.
+        state: [B, T] int64 in 0..num_states-1.
+        event: [B, T] int64 in 0..num_events-1, 0 for none.
+        control: [B, T, control_dim] float.
+    """
+
+    prompt_embeds: Tensor | None = None
+    audio: Tensor | None = None
+    state: Tensor | None = None
+    event: Tensor | None = None
+    control: Tensor | None = None
+
+    def validate(self, config: DenoiserConfig) -> None:
+        """Checks every part against the model.
+
+        Raises:
+            ConfigError: a part is missing, or the model has no such part.
+            ShapeError: a part has the wrong shape or dtype, or lengths disagree.
+        """
+        expected: dict[str, tuple[int | None, ...] | None] = {
+            "prompt_embeds": None if config.text_dim is None else (None, config.text_dim),
+            "audio": None
+            if config.audio_dim is None
+            else (None, config.audio_tokens, config.audio_dim),
+            "state": (None,) if config.num_states else None,
+            "event": (None,) if config.num_events else None,
+            "control": (None, config.control_dim) if config.control_dim else None,
+        }
+        batches, lengths = set(), set()
+        for name, shape in expected.items():
+            value: Tensor | None = getattr(self, name)
+            if (value is None) != (shape is None):
+                have = "needs" if value is None else "has no"
+                raise ConfigError(f"the model {have} {name}; give exactly the parts it has")
+            if value is None or shape is None:
+                continue
+            _check_shape(name, value, shape)
+            if name in ("state", "event") and value.dtype != torch.int64:
+                raise ShapeError(f"{name} must be int64, got {value.dtype}")
+            batches.add(len(value))
+            if name != "prompt_embeds":
+                lengths.add(value.shape[1])
+        if len(batches) > 1 or len(lengths) > 1:
+            raise ShapeError(
+                f"all parts must have the same B and T, got B in {sorted(batches)} and T in "
+                f"{sorted(lengths)}"
+            )
+
+    @classmethod
+    def stack(cls, rows: Sequence[Conditioning]) -> Conditioning:
+        """One batch from several, row after row.
+
+        Raises:
+            ConfigError: a part is given in some rows only.
+            ShapeError: the rows' shapes differ.
+        """
+        return cls(
+            **{f.name: _join(f.name, [getattr(r, f.name) for r in rows]) for f in fields(cls)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedConditioning:
+    """What every pass of a chunk reads; made by `CausalDenoiser.prepare`.
+
+    Attributes:
+        text: [L, 2, B, Lt, heads, d], keys and values of the prompt; None without text.
+        audio: [L, 2, B, T, A, heads, d], keys and values of each frame's tokens; None without.
+        temb: [B, T, D] float32, added to the time embedding; None for nothing.
+    """
+
+    text: Tensor | None = None
+    audio: Tensor | None = None
+    temb: Tensor | None = None
+
+    @classmethod
+    def stack(cls, rows: Sequence[PreparedConditioning]) -> PreparedConditioning:
+        """One batch from several, row after row.
+
+        Raises:
+            ConfigError: a part is given in some rows only.
+            ShapeError: the rows' shapes differ.
+        """
+        if len(rows) == 1:
+            return rows[0]
+        return cls(
+            text=_join("text", [row.text for row in rows], 2),
+            audio=_join("audio", [row.audio for row in rows], 2),
+            temb=_join("temb", [row.temb for row in rows], 0),
+        )
+
+    @classmethod
+    def join_frames(cls, chunks: Sequence[PreparedConditioning]) -> PreparedConditioning:
+        """The conditioning of consecutive chunks under one prompt, for a merged pass.
+
+        Raises:
+            ConfigError: the chunks do not share one prepared prompt (see `same_text`).
+        """
+        if not all(chunk.same_text(chunks[0]) for chunk in chunks):
+            raise ConfigError(
+                "chunks under different prompts cannot share a pass; run them one after the other"
+            )
+        return cls(
+            text=chunks[0].text,
+            audio=_join("audio", [chunk.audio for chunk in chunks], 3),
+            temb=_join("temb", [chunk.temb for chunk in chunks], 1),
+        )
+
+    def same_text(self, other: PreparedConditioning) -> bool:
+        """Whether both were prepared with the very same prompt tensor, or both without."""
+        return self.text is other.text
+
+
+def _check_shape(name: str, value: Tensor, shape: tuple[int | None, ...]) -> None:
+    if value.ndim != 1 + len(shape) or any(
+        want not in (None, got) for want, got in zip(shape, value.shape[1:], strict=True)
+    ):
+        want = ", ".join(["B", *("any" if n is None else str(n) for n in shape)])
+        raise ShapeError(f"{name} must be [{want}], got {list(value.shape)}")
+
+
+def _join(name: str, parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+    if len(given) != len(parts):
+        raise ConfigError(f"{name} is given for {len(given)} of {len(parts)} parts; give all")
+    shapes = {(*part.shape[:dim], *part.shape[dim + 1 :]) for part in given}
+    if len(shapes) > 1:
+        raise ShapeError(f"{name} must have one shape in all parts, got {sorted(shapes)}")
+    return torch.cat(given, dim=dim)
+
+
+class ConditionEmbedder(nn.Module):
+    """Embeds time, text, audio, state, event and control; diffusers' names where it has them."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        dim = config.inner_dim
+        self.freq_dim = config.freq_dim
+        self.time_embedder = Mlp(config.freq_dim, dim, nn.SiLU())
+        self.time_proj = Linear(dim, 6 * dim)
+        if config.text_dim is not None:
+            self.text_embedder = Mlp(config.text_dim, dim, nn.GELU(approximate="tanh"))
+        if config.audio_dim is not None:
+            self.audio_embedder = Mlp(config.audio_dim, dim, nn.SiLU())
+            self.audio_position = nn.Parameter(torch.randn(config.audio_tokens, dim) * 0.02)
+            self.audio_pool = Mlp(config.audio_tokens * config.audio_dim, dim, nn.SiLU())
+        if config.num_states:
+            self.state_embedder = nn.Embedding(config.num_states, dim)
+        if config.num_events:
+            self.event_embedder = nn.Embedding(config.num_events, dim)
+        if config.control_dim:
+            self.control_embedder = Mlp(config.control_dim, dim, nn.SiLU())
+        self.config = config
+
+    def embed_time(self, timestep: Tensor, addition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Time embedding and modulation of every frame.
+
+        Args:
+            timestep: [B, T] float, 0..1000.
+            addition: [B, T, D] float32 or None.
+
+        Returns:
+            [B, T, D] and [B, T, 6, D], both float32.
+        """
+        temb = self.time_embedder(timestep_embedding(timestep, self.freq_dim)).float()
+        if addition is not None:
+            temb = temb + addition
+        modulation = self.time_proj(nn.functional.silu(temb)).float()
+        return temb, modulation.unflatten(-1, (6, -1))
+
+    def embed_audio(self, audio: Tensor) -> Tensor:
+        """[B, T, A, audio_dim] -> [B, T, A, D]."""
+        return self.audio_embedder(audio) + self.audio_position
+
+    def addition(self, conditioning: Conditioning) -> Tensor | None:
+        """[B, T, D] float32 to add to the time embedding, None for a model without such parts."""
+        parts: list[Tensor] = []
+        if conditioning.audio is not None:
+            parts.append(self.audio_pool(conditioning.audio.flatten(2)))
+        if conditioning.state is not None:
+            parts.append(self.state_embedder(conditioning.state))
+        if conditioning.event is not None:
+            parts.append(self.event_embedder(conditioning.event))
+        if conditioning.control is not None:
+            parts.append(self.control_embedder(conditioning.control))
+        return torch.stack([part.float() for part in parts]).sum(0) if parts else None

@@ -1,0 +1,472 @@
+"""The causal denoiser: Wan's transformer block with per-frame modulation and a rolling cache.
+
+One class serves public Wan-family checkpoints (parameter names are those of diffusers'
+`WanTransformer3DModel`) and small models of our own; what a model lacks (text) or has in
+addition (audio, state, event, control) is a matter of its configuration.
+
+For frame t with time embedding e_t and modulation m = table + proj(silu(e_t)):
+
+    h = LN(x) * (1 + m1) + m0;  x += m2 * self_attention(h)
+    x += text_attention(norm2(x))                      all prompt rows, no mask
+    x += audio_attention(audio_norm(x))                only the audio tokens of frame t
+    h = LN(x) * (1 + m4) + m3;  x += m5 * ffn(h)
+
+Self-attention is either dense over the frames given (training, oracle) or over a ring per stream:
+then keys and values of all frames are written first, and every group of frames attends to what
+it may see. Matrix products run on the whole batch, self-attention row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtgen.config import CacheConfig, DenoiserConfig
+from rtgen.errors import ConfigError, ShapeError
+from rtgen.models.attention import UNMASKED_BACKENDS, attention
+from rtgen.models.conditioning import ConditionEmbedder, Conditioning, PreparedConditioning
+from rtgen.models.kv_cache import RollingKVCache
+from rtgen.models.layers import FeedForward, LayerNorm, Linear, PatchEmbedding, RMSNorm
+from rtgen.models.rope import apply_rope, frame_rope
+
+
+@dataclass(frozen=True, slots=True)
+class CachePass:
+    """Where one batch row stands in its stream.
+
+    Attributes:
+        cache: the stream's ring; written in place.
+        start_frame: index of the row's first latent frame in its stream.
+        groups: latent frames per attention group, in order. Frames of a group see each other and
+            what came before: (F,) for a chunk, (F, F) for a clean pass merged with a noisy one.
+    """
+
+    cache: RollingKVCache
+    start_frame: int
+    groups: tuple[int, ...]
+
+
+class _Dense:
+    """Self-attention over the frames of the batch itself."""
+
+    def __init__(self, rotation: Tensor, mask: Tensor | None, backend: str) -> None:
+        self.rotation = rotation  # [N, d / 2]
+        self.mask = mask
+        self.backend = backend
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q.to(v.dtype), k.to(v.dtype), v, self.mask, self.backend)
+
+
+class _Ring:
+    """Self-attention of every row over its own ring."""
+
+    def __init__(self, rotation: Tensor, passes: Sequence[CachePass], backend: str) -> None:
+        self.rotation = rotation  # [B, N, d / 2] or [N, d / 2]
+        self.passes = passes
+        self.backend = backend
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outs: list[Tensor] = []
+        for row, item in enumerate(self.passes):
+            cache = item.cache
+            cache.write(layer, item.start_frame, k[row], v[row])
+            queries = q[row].to(cache.dtype)
+            token, end = 0, item.start_frame
+            for frames in item.groups:
+                end += frames
+                view = cache.view(layer, end)
+                if self.backend in UNMASKED_BACKENDS:
+                    view = view.compact()
+                stop = token + frames * cache.tokens_per_frame
+                out = attention(
+                    queries[None, token:stop],
+                    view.keys[None],
+                    view.values[None],
+                    view.mask,
+                    self.backend,
+                )
+                outs.append(out[0])
+                token = stop
+        if len(outs) == 1:
+            return outs[0][None]
+        return torch.cat(outs).view(q.shape)
+
+
+class Attention(nn.Module):
+    """Projections of one attention: self-attention, or cross-attention over prepared keys."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        dim = config.inner_dim
+        self.heads = config.num_attention_heads
+        self.to_q = Linear(dim, dim)
+        self.to_k = Linear(dim, dim)
+        self.to_v = Linear(dim, dim)
+        self.to_out = nn.ModuleList([Linear(dim, dim)])
+        self.norm_q = RMSNorm(dim, eps=config.eps)
+        self.norm_k = RMSNorm(dim, eps=config.eps)
+
+    def forward(self, x: Tensor, layer: int, attend: _Dense | _Ring) -> Tensor:
+        """Self-attention of tokens [B, N, D] float32; returns [B, N, D]."""
+        q = self.norm_q(self.to_q(x)).unflatten(-1, (self.heads, -1))
+        k = self.norm_k(self.to_k(x)).unflatten(-1, (self.heads, -1))
+        v = self.to_v(x).unflatten(-1, (self.heads, -1))
+        q, k = apply_rope(q, attend.rotation), apply_rope(k, attend.rotation)
+        return self.to_out[0](attend(layer, q, k, v).flatten(-2))
+
+    def keys_values(self, context: Tensor) -> Tensor:
+        """Keys and values of cross-attention, [..., D] -> [2, ..., heads, d]."""
+        v = self.to_v(context)
+        k = self.norm_k(self.to_k(context)).to(v.dtype)
+        return torch.stack((k, v)).unflatten(-1, (self.heads, -1))
+
+    def cross(self, x: Tensor, keys_values: Tensor, backend: str) -> Tensor:
+        """Cross-attention of tokens.
+
+        Args:
+            x: [B, T, N, D] float32.
+            keys_values: [2, B, S, heads, d], or [2, B, T, S, heads, d] for keys of each frame.
+            backend: attention backend.
+
+        Returns:
+            [B, T, N, D].
+        """
+        k, v = keys_values.unbind(0)
+        q = self.norm_q(self.to_q(x)).to(v.dtype).unflatten(-1, (self.heads, -1))
+        if k.ndim == 5:
+            k, v, q = k.flatten(0, 1), v.flatten(0, 1), q.flatten(0, 1)
+        else:
+            q = q.flatten(1, 2)
+        return self.to_out[0](attention(q, k, v, None, backend).reshape(x.shape))
+
+
+class Block(nn.Module):
+    """One transformer block (see the module's docstring)."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        dim = config.inner_dim
+        self.norm1 = LayerNorm(dim, eps=config.eps, elementwise_affine=False)
+        self.attn1 = Attention(config)
+        self.has_text = config.text_dim is not None
+        if self.has_text:
+            affine = config.cross_attn_norm
+            self.norm2 = LayerNorm(dim, eps=config.eps) if affine else nn.Identity()
+            self.attn2 = Attention(config)
+        if config.audio_dim is not None:
+            self.audio_norm = LayerNorm(dim, eps=config.eps)
+            self.audio_attn = Attention(config)
+        self.ffn = FeedForward(dim, config.ffn_dim)
+        self.norm3 = LayerNorm(dim, eps=config.eps, elementwise_affine=False)
+        self.scale_shift_table = nn.Parameter(torch.randn(1, 6, dim) / dim**0.5)
+
+    def forward(
+        self,
+        x: Tensor,
+        modulation: Tensor,
+        layer: int,
+        attend: _Dense | _Ring,
+        text: Tensor | None,
+        audio: Tensor | None,
+    ) -> Tensor:
+        """Tokens in, tokens out.
+
+        Args:
+            x: [B, T, N, D] float32.
+            modulation: [B, T, 6, D] float32.
+            layer: index of this block.
+            attend: self-attention, dense or over rings.
+            text: [2, B, Lt, heads, d] or None.
+            audio: [2, B, T, A, heads, d] or None.
+        """
+        m = (self.scale_shift_table.float() + modulation)[..., None, :].unbind(2)  # 6 x [B,T,1,D]
+        h = torch.addcmul(m[0], self.norm1(x), 1 + m[1])
+        x = torch.addcmul(x, self.attn1(h.flatten(1, 2), layer, attend).view_as(x), m[2])
+        if text is not None:
+            x = x + self.attn2.cross(self.norm2(x), text, attend.backend)
+        if audio is not None:
+            x = x + self.audio_attn.cross(self.audio_norm(x), audio, attend.backend)
+        h = torch.addcmul(m[3], self.norm3(x), 1 + m[4])
+        return torch.addcmul(x, self.ffn(h), m[5])
+
+
+class CausalDenoiser(nn.Module):
+    """A diffusion transformer that is causal over chunks of latent frames.
+
+    Args:
+        config: its shape. Weights are initialised as Wan's: the output projection is zero.
+
+    Attributes:
+        config: the configuration.
+        attention_backend: one of `rtgen.models.attention.BACKENDS`; may be changed at any time.
+            Use "naive" to train on CPU.
+    """
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_backend = "sdpa"
+        dim = config.inner_dim
+        self.patch_embedding = PatchEmbedding(config.in_channels, dim, config.patch_size)
+        if config.position_grid is not None:
+            tokens = config.position_grid[0] * config.position_grid[1]
+            self.position_embedding = nn.Parameter(torch.randn(tokens, dim) * 0.02)
+        self.condition_embedder = ConditionEmbedder(config)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.num_layers)])
+        _, p, q = config.patch_size
+        self.norm_out = LayerNorm(dim, eps=config.eps, elementwise_affine=False)
+        self.proj_out = Linear(dim, p * q * config.out_channels)
+        self.scale_shift_table = nn.Parameter(torch.randn(1, 2, dim) / dim**0.5)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        embedder = self.condition_embedder
+        for name in ("time_embedder", "text_embedder"):
+            if hasattr(embedder, name):
+                nn.init.normal_(getattr(embedder, name).linear_1.weight, std=0.02)
+                nn.init.normal_(getattr(embedder, name).linear_2.weight, std=0.02)
+        for name in ("audio_pool", "control_embedder"):
+            if hasattr(embedder, name):
+                nn.init.zeros_(getattr(embedder, name).linear_2.weight)
+        for name in ("state_embedder", "event_embedder"):
+            if hasattr(embedder, name):
+                nn.init.zeros_(getattr(embedder, name).weight)
+        nn.init.zeros_(self.proj_out.weight)
+
+    def prepare(
+        self, conditioning: Conditioning, text: PreparedConditioning | None = None
+    ) -> PreparedConditioning:
+        """Computes what all passes of a chunk share.
+
+        Args:
+            conditioning: raw conditioning of the chunk's T frames.
+            text: an earlier result for the same prompt, whose text keys and values are taken
+                over; `conditioning.prompt_embeds` is then not read.
+
+        Raises:
+            ConfigError: a part is missing or not known to the model.
+            ShapeError: a part has the wrong shape.
+        """
+        conditioning.validate(self.config)
+        embedder = self.condition_embedder
+        text_kv = audio_kv = None
+        if text is not None:
+            text_kv = text.text
+        elif conditioning.prompt_embeds is not None:
+            context = embedder.text_embedder(conditioning.prompt_embeds)
+            text_kv = torch.stack([block.attn2.keys_values(context) for block in self.blocks])
+        if conditioning.audio is not None:
+            context = embedder.embed_audio(conditioning.audio)
+            audio_kv = torch.stack([block.audio_attn.keys_values(context) for block in self.blocks])
+        return PreparedConditioning(
+            text=text_kv, audio=audio_kv, temb=embedder.addition(conditioning)
+        )
+
+    def new_cache(self, cache_config: CacheConfig, height: int, width: int) -> RollingKVCache:
+        """An empty ring for one stream of `height` by `width` latents, beside the weights."""
+        weight = self.blocks[0].attn1.to_k.weight
+        return RollingKVCache(
+            cache_config,
+            num_layers=self.config.num_layers,
+            tokens_per_frame=self.config.tokens_per_frame(height, width),
+            num_heads=self.config.num_attention_heads,
+            head_dim=self.config.attention_head_dim,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+
+    def forward(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        prepared: PreparedConditioning,
+        *,
+        caches: Sequence[CachePass] | None = None,
+        mask: Tensor | None = None,
+        frame_positions: Sequence[int] | None = None,
+    ) -> Tensor:
+        """One pass; what it predicts is `config.prediction_type`.
+
+        Args:
+            latents: [B, T, C, h, w] float.
+            timestep: [B, T] float, 0..1000, one per frame.
+            prepared: result of `prepare` for these rows and frames.
+            caches: one per row: attend over the rings, which are written in place. Without
+                gradients only.
+            mask: [T*N, T*N] or [B, T*N, T*N] bool for dense attention (`block_causal_mask`); None
+                for all frames to all.
+            frame_positions: T positions for dense attention; default 0..T-1.
+
+        Returns:
+            [B, T, C_out, h, w] in the dtype of `latents`.
+
+        Raises:
+            ShapeError: latents, timestep, prepared or caches do not fit together.
+            ConfigError: `caches` together with `mask`, `frame_positions` or gradients, or a pass
+                that the ring cannot hold.
+        """
+        self._check(latents, timestep, prepared)
+        _, p, q = self.config.patch_size
+        b, t, _, h, w = latents.shape
+        grid = (h // p, w // q)
+        attend: _Dense | _Ring
+        if caches is None:
+            positions = range(t) if frame_positions is None else frame_positions
+            attend = _Dense(self._rotation(positions, grid), mask, self.attention_backend)
+        else:
+            if mask is not None or frame_positions is not None:
+                raise ConfigError("caches know masks and positions; give neither with caches")
+            attend = self._ring(caches, b, t, grid)
+        x = self.patch_embedding(latents).float()  # [B, T, N, D]
+        if self.config.position_grid is not None:
+            x = x + self.position_embedding
+        temb, modulation = self.condition_embedder.embed_time(timestep, prepared.temb)
+        layers = self.config.num_layers
+        text = [None] * layers if prepared.text is None else prepared.text.unbind(0)
+        audio = [None] * layers if prepared.audio is None else prepared.audio.unbind(0)
+        for i, block in enumerate(self.blocks):
+            x = block(x, modulation, i, attend, text[i], audio[i])
+        shift, scale = (self.scale_shift_table.float() + temb[:, :, None])[..., None, :].unbind(2)
+        x = self.proj_out(torch.addcmul(shift, self.norm_out(x), 1 + scale))
+        x = x.view(b, t, *grid, p, q, self.config.out_channels).permute(0, 1, 6, 2, 4, 3, 5)
+        return x.reshape(b, t, self.config.out_channels, h, w).to(latents.dtype)
+
+    def _rotation(self, positions: Sequence[int], grid: tuple[int, int]) -> Tensor:
+        device = self.scale_shift_table.device
+        return frame_rope(positions, *grid, self.config.attention_head_dim, device)
+
+    def _ring(
+        self, caches: Sequence[CachePass], batch: int, frames: int, grid: tuple[int, int]
+    ) -> _Ring:
+        if len(caches) != batch or any(sum(item.groups) != frames for item in caches):
+            raise ShapeError(
+                f"one CachePass per row with groups of {frames} frames in all is needed for "
+                f"{batch} rows, got groups {[item.groups for item in caches]}"
+            )
+        if torch.is_grad_enabled():
+            raise ConfigError("a cached pass keeps no gradients; use torch.inference_mode()")
+        for item in caches:
+            if item.cache.tokens_per_frame != grid[0] * grid[1]:
+                raise ShapeError(
+                    f"the cache holds {item.cache.tokens_per_frame} tokens per frame, the latents "
+                    f"have {grid[0] * grid[1]}; make the cache for this latent size"
+                )
+            item.cache.check_range(item.start_frame, frames)
+        starts = [item.start_frame for item in caches]
+        rotations = [self._rotation(range(start, start + frames), grid) for start in starts]
+        rotation = rotations[0] if len(set(starts)) == 1 else torch.stack(rotations)
+        return _Ring(rotation, caches, self.attention_backend)
+
+    def _check(self, latents: Tensor, timestep: Tensor, prepared: PreparedConditioning) -> None:
+        config = self.config
+        if latents.ndim != 5 or latents.shape[2] != config.in_channels:
+            raise ShapeError(
+                f"latents must be [B, T, {config.in_channels}, h, w], got {list(latents.shape)}"
+            )
+        b, t, _, h, w = latents.shape
+        tokens = config.tokens_per_frame(h, w)
+        if config.position_grid is not None:
+            rows, columns = config.position_grid
+            if (h // config.patch_size[1], w // config.patch_size[2]) != (rows, columns):
+                raise ShapeError(
+                    f"this model knows {rows}x{columns} tokens per frame, got latents of {h}x{w} "
+                    f"({tokens} tokens)"
+                )
+        if timestep.shape != (b, t):
+            raise ShapeError(f"timestep must be [{b}, {t}], got {list(timestep.shape)}")
+        for name, needed, value, shape in (
+            ("text", config.text_dim is not None, prepared.text, (b,)),
+            ("audio", config.audio_dim is not None, prepared.audio, (b, t)),
+        ):
+            if (value is not None) != needed:
+                raise ConfigError(f"prepared {name} must be given exactly when the model has it")
+            if value is not None and value.shape[2 : 2 + len(shape)] != shape:
+                raise ShapeError(
+                    f"prepared {name} is for {list(value.shape[2 : 2 + len(shape)])} (rows, "
+                    f"frames), the latents have {list(shape)}"
+                )
+        if prepared.temb is not None and prepared.temb.shape[:2] != (b, t):
+            raise ShapeError(
+                f"prepared temb is for {list(prepared.temb.shape[:2])} (rows, frames), the latents "
+                f"have {[b, t]}"
+            )
+
+
+def block_causal_mask(
+    num_frames: int,
+    tokens_per_frame: int,
+    frames_per_chunk: int,
+    window: int,
+    sink: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The dense mask that a ring stands for: what each chunk sees of sink, window and itself.
+
+    Args:
+        num_frames: T; the last chunk may be shorter.
+        tokens_per_frame: tokens of one latent frame.
+        frames_per_chunk: frames that see each other.
+        window: frames seen in all, sink and own chunk included.
+        sink: first frames, always seen.
+        device: where the mask is needed.
+
+    Returns:
+        [T*N, T*N] bool, True where the query (row) sees the key (column).
+    """
+    frames = torch.arange(num_frames)
+    ends = (frames // frames_per_chunk + 1) * frames_per_chunk
+    ends = ends.clamp(max=num_frames)[:, None]
+    recent = frames >= ends - (window - sink)
+    allowed = (frames < ends) & (recent | (frames < sink))
+    allowed = allowed.repeat_interleave(tokens_per_frame, 0)
+    return allowed.repeat_interleave(tokens_per_frame, 1).to(device)
+
+
+def cast_weights(denoiser: CausalDenoiser, dtype: torch.dtype) -> CausalDenoiser:
+    """Casts weights in place, except those that stay float32: time embedder, norms, tables."""
+    for name, parameter in denoiser.named_parameters():
+        keep = any(part in name for part in _FLOAT32_PARTS)
+        parameter.data = parameter.data.to(torch.float32 if keep else dtype)
+    return denoiser
+
+
+_FLOAT32_PARTS = ("time_embedder", "scale_shift_table", "norm", "position")
+
+
+def flops(config: DenoiserConfig, height: int, width: int, frames: int, window: int) -> float:
+    """Multiply-adds counted as two, of one cached pass, without `prepare`.
+
+    Args:
+        config: shape of the denoiser.
+        height: latent rows.
+        width: latent columns.
+        frames: latent frames in the pass.
+        window: latent frames attended to.
+
+    Returns:
+        FLOP of linears and attention; norms and activations are left out.
+    """
+    dim, tokens = config.inner_dim, config.tokens_per_frame(height, width)
+    n = frames * tokens
+    patch = config.patch_size[1] * config.patch_size[2]
+    per_token = 4 * dim * dim + 2 * dim * config.ffn_dim  # self-attention and feed-forward
+    scores = window * tokens
+    if config.text_dim is not None:
+        per_token += 2 * dim * dim
+        scores += 512
+    if config.audio_dim is not None:
+        per_token += 2 * dim * dim
+        scores += config.audio_tokens
+    layer = 2 * n * per_token + 4 * n * scores * dim
+    ends = 2 * n * dim * patch * (config.in_channels + config.out_channels)
+    time = 2 * frames * dim * (config.freq_dim + dim + 6 * dim)
+    return float(config.num_layers * layer + ends + time)

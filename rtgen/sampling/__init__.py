@@ -1,0 +1,1 @@
+"""Few-step flow-matching sampling and the per-session stream."""

@@ -1,0 +1,1 @@
+"""Tests of schedules, noise and the per-session stream."""
