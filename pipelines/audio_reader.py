@@ -216,7 +216,7 @@ class AudioReader:
                 f"{float(decoded):.2f} s can be read; get the whole file or re-encode this one"
             )
         if damage is not None:
-            logger.warning("%s: left out its last packet, which holds no sound", self.path)
+            logger.warning("%s: left out the end of the file, which is no sound", self.path)
 
     def close(self) -> None:
         """Closes the file. Safe to call again."""
@@ -277,7 +277,9 @@ def _check_path(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise MediaError(f"{path}: cannot be opened ({_reason(error)})") from error
     if head.startswith(PLAYLISTS):  # the demuxer would wait for a live stream to go on
-        raise MediaError(f"{path}: expected a sound file, this is a playlist; give one entry's file")
+        raise MediaError(
+            f"{path}: expected a sound file, this is a playlist; give one entry's file"
+        )
     if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
         size = int.from_bytes(head[4:8], "little")
         if size < UNKNOWN_RIFF_SIZE and size + 8 > status.st_size + 1:  # + 1: a lost pad byte

@@ -35,10 +35,8 @@ __all__ = [
     "SPEAKING",
     "STATES",
     "THINKING",
-    "EnergyState",
     "MotionController",
     "MotionState",
-    "SpeechEnergy",
     "controls_to_weights",
 ]
 
@@ -46,8 +44,6 @@ Array = npt.NDArray[np.float32]
 
 FPS = 25
 FRAMES_PER_UNIT = 4
-SAMPLE_RATE = 16000
-SAMPLES_PER_FRAME = SAMPLE_RATE // FPS
 
 STATES = ("idle", "listening", "speaking", "thinking")
 IDLE, LISTENING, SPEAKING, THINKING = range(4)
@@ -86,12 +82,12 @@ _BLINK_DOWN, _BLINK_UP = 2.0, 3.6  # frames
 _GAZE_AMPLITUDE = (0.16, 0.03, 0.07, 0.05)
 _GAZE_AWAY = (0.75, 0.25, 0.45, 1.0)  # chance that a saccade leaves the camera
 _GAZE_KERNEL = np.array([0.25, 0.35, 0.25, 0.15])
-_THINK_GAZE = (0.20, 0.13)
+_THINK_GAZE = (0.18, 0.12)
 _NOD_HZ, _NOD_SIZE, _NOD_S = 1.7, 0.05, 1.4
 _BREATH_HZ, _BREATH_SIZE = 0.26, 0.02
 _EVENT_S = 1.2
-_BLEND_POLE = math.exp(-1.0 / (FPS * 0.09))
-_ENERGY_POLE = math.exp(-1.0 / (FPS * 0.05))
+_BLEND_POLE = math.exp(-1.0 / (FPS * 0.15))
+_ENERGY_POLE = math.exp(-1.0 / (FPS * 0.07))
 
 
 def _noise_filter() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -118,7 +114,7 @@ class MotionState:
     unit: int = 0
     noise: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((_POLES, len(_TAU))))
     blend: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, len(STATES))))
-    energy: float = 0.0
+    energy: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     last_state: int = -1
     blink_age: float = -1.0
     blink_gap: float = 0.0
@@ -170,7 +166,7 @@ class MotionController:
             state: index into `STATES`, constant over the unit.
             event: one of `EVENTS` that starts with this unit, or None. An event lasts 1.2 s; the
                 same event given while it still runs starts again when it is over.
-            energy: [4], speech energy of each frame as `SpeechEnergy` gives it, 0..1.3.
+            energy: [4], loudness of each frame as `SpeechEnergy` gives it, 0..1.3.
 
         Returns:
             [4, K] float32, columns as `CONTROL_NAMES`: blink, smile, brow, wide in 0..1, angles
@@ -220,11 +216,13 @@ class MotionController:
         s = self._state
         target = np.zeros(len(STATES))
         target[state] = 1.0
-        for level in s.blend:
-            level += (1.0 - _BLEND_POLE) * (target - level)
-            target = level
+        for stage in s.blend:
+            stage += (1.0 - _BLEND_POLE) * (target - stage)
+            target = stage
         blend = s.blend[1]
-        s.energy += (1.0 - _ENERGY_POLE) * (energy - s.energy)
+        s.energy[0] += (1.0 - _ENERGY_POLE) * (energy - s.energy[0])
+        s.energy[1] += (1.0 - _ENERGY_POLE) * (s.energy[0] - s.energy[1])
+        loud = float(s.energy[1])
         noise = self._filter(normal[: len(_TAU)]) * (_AMPLITUDE @ blend)
         listening, speaking, thinking = blend[LISTENING], blend[SPEAKING], blend[THINKING]
 
@@ -232,7 +230,7 @@ class MotionController:
         out[_C["blink"]] = self._blink(state, uniform)
         eyes = self._gaze(state, normal[len(_TAU) :], uniform[2:6])
         yaw = noise[0] + noise[1] + 0.03 * s.gaze_side * thinking
-        pitch = noise[2] + noise[3] + 0.035 * s.energy * speaking - 0.03 * thinking
+        pitch = noise[2] + noise[3] + 0.035 * loud * speaking - 0.03 * thinking
         pitch += self._nod(state, uniform[6]) * listening
         roll = noise[4] + noise[5] + 0.045 * listening
         event = self._events()
@@ -240,7 +238,7 @@ class MotionController:
         out[_C["gaze_x"]] = eyes[0] - _EYE_COMPENSATION * head[0] + event[3]
         out[_C["gaze_y"]] = eyes[1] + _EYE_COMPENSATION * head[1]
         out[_C["yaw"] : _C["roll"] + 1] = head + [event[7], 0.0, 0.0]
-        stress = min(max(1.1 * s.energy - 0.35, 0.0), 1.0)
+        stress = min(max(1.1 * loud - 0.35, 0.0), 1.0)
         smile = 0.10 + 0.14 * listening + 0.04 * speaking + noise[6] + event[4]
         brow = 0.45 * stress * speaking + 0.12 * (listening + thinking) + max(noise[7], 0.0)
         out[_C["smile"]] = min(max(smile, 0.0), 1.0)
@@ -343,7 +341,7 @@ def _event_offsets(name: str, age: float) -> npt.NDArray[np.float64]:
         out[5], out[6], out[1] = 0.75 * window, 0.8 * window, -0.03 * window
     else:
         side = -1.0 if name == "look_left" else 1.0
-        out[3], out[7] = side * 0.26 * window, side * 0.10 * window
+        out[3], out[7] = side * 0.22 * window, side * 0.10 * window
     return out
 
 
@@ -378,61 +376,3 @@ def controls_to_weights(controls: npt.ArrayLike) -> tuple[Array, Array, Array, A
     pose = c[:, _C["yaw"] : _C["roll"] + 1].copy()
     gaze = c[:, _C["gaze_x"] : _C["gaze_y"] + 1].copy()
     return weights, pose, gaze, c[:, _C["breath"]].copy()
-
-
-@dataclass(slots=True, kw_only=True)
-class EnergyState:
-    """Everything a `SpeechEnergy` carries: level of loud speech and of the room, as RMS."""
-
-    level: float = 0.1
-    floor: float = 0.002
-
-
-class SpeechEnergy:
-    """Streaming loudness of speech per frame, 0..1.3, by its own slow level; 0 for room noise.
-
-    The level rises towards loud frames in about 0.15 s and falls in 15 s, only while there is
-    speech. The floor follows the quietest frames at once and rises by 3 dB a second; speech dips
-    often enough to hold it down, a steady noise lets it up.
-    """
-
-    def __init__(self) -> None:
-        self._state = EnergyState()
-
-    def snapshot(self) -> EnergyState:
-        """Returns an independent copy of the state, to be given to `restore`."""
-        return copy.copy(self._state)
-
-    def restore(self, state: EnergyState) -> None:
-        """Continues from `state` (copied)."""
-        self._state = copy.copy(state)
-
-    def push(self, pcm: npt.ArrayLike) -> Array:
-        """Returns the energy of each frame of `pcm`.
-
-        Args:
-            pcm: [F * 640] float samples at 16 kHz in -1..1.
-
-        Returns:
-            [F] float32 in 0..1.3.
-
-        Raises:
-            ShapeError: pcm is not a whole number of frames.
-        """
-        samples = np.asarray(pcm, dtype=np.float64)
-        if samples.ndim != 1 or samples.size % SAMPLES_PER_FRAME:
-            raise ShapeError(
-                f"pcm must be one row of whole frames of {SAMPLES_PER_FRAME} samples, "
-                f"got {list(samples.shape)}"
-            )
-        s = self._state
-        rms = np.sqrt((samples.reshape(-1, SAMPLES_PER_FRAME) ** 2).mean(1))
-        out = np.zeros(len(rms), np.float32)
-        for i, value in enumerate(rms.tolist()):
-            s.floor = min(max(min(value, s.floor * 10 ** (0.15 / FPS)), 0.001), 0.1)
-            gate = min(max(value / s.floor / 2.0 - 1.0, 0.0), 1.0)
-            if gate > 0.0:
-                rate = 0.25 if value > s.level else 1.0 / (15.0 * FPS)
-                s.level = max(s.level + rate * (value - s.level), 0.01)
-            out[i] = min(gate * value / s.level, 1.3)
-        return out

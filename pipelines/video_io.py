@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -60,13 +61,12 @@ def check_output(path: str | Path, *, overwrite: bool, source: str | Path | None
     """
     try:
         target = Path(path).resolve()
-        exists = target.exists()
-        same = exists and source is not None and os.path.exists(source)
+        status = _status(target)
+        same = status is not None and source is not None and os.path.exists(source)
         same = same and source is not None and os.path.samefile(target, source)
-        is_special = exists and not target.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # null characters, loops of links
         raise MediaError(f"{path}: not a usable file name ({error})") from error
-    if target.is_dir():
+    if status is not None and stat.S_ISDIR(status.st_mode):
         raise MediaError(f"{path}: expected a file to write, this is a folder; add a file name")
     if target.suffix.lower() != ".mp4":
         raise MediaError(
@@ -74,9 +74,9 @@ def check_output(path: str | Path, *, overwrite: bool, source: str | Path | None
         )
     if same:
         raise MediaError(f"{path}: output and input are the same file; choose another output")
-    if is_special:
+    if status is not None and not stat.S_ISREG(status.st_mode):
         raise MediaError(f"{path}: expected a regular file to write, this is a device or pipe")
-    if exists and not overwrite:
+    if status is not None and not overwrite:
         raise MediaError(f"{path}: the file exists; choose another name or pass --force")
     folder = target.parent
     if not folder.is_dir():
@@ -84,6 +84,13 @@ def check_output(path: str | Path, *, overwrite: bool, source: str | Path | None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise MediaError(f"{path}: the folder {folder} cannot be written to")
     return target
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 class VideoWriter:
@@ -114,7 +121,7 @@ class VideoWriter:
         fps: Fraction | int,
         sample_rate: int = 48000,
         crf: int = 18,
-        preset: str = "fast",
+        preset: str = "veryfast",
     ) -> None:
         if width < 2 or height < 2 or width % 2 or height % 2:
             raise ConfigError(f"H.264 needs an even width and height, got {width}x{height}")

@@ -74,13 +74,15 @@ def decode(path: Path) -> tuple[list[Fraction], Floats, Floats]:
     brightness: list[float] = []
     with av.open(str(path)) as container:
         for picture in container.decode(video=0):
-            assert picture.pts is not None and picture.time_base is not None
+            assert picture.pts is not None
+            assert picture.time_base is not None
             times.append(picture.pts * picture.time_base)
             brightness.append(float(picture.to_ndarray(format="rgb24").mean()))
     sound: list[Floats] = []
     with av.open(str(path)) as container:
         for frame in container.decode(audio=0):
-            assert frame.pts is not None and frame.time_base is not None
+            assert frame.pts is not None
+            assert frame.time_base is not None
             start = frame.pts * frame.time_base * frame.sample_rate
             assert start == sum(len(part) for part in sound), "a gap in the sound"
             sound.append(frame.to_ndarray()[0])

@@ -62,7 +62,7 @@ class AutoencoderStage:
             torch.from_numpy(frames).to(self.precision.device).permute(0, 3, 1, 2).float() / 127.5
             - 1
         )
-        return pixels.unflatten(0, (-1, 4))
+        return pixels.reshape(-1, 4, *pixels.shape[1:])
 
     def loss(self, step: int) -> dict[str, Tensor]:
         """L1, L1 of gradients and L2, weighted by motion, and a pull of latents to unit scale."""
@@ -150,9 +150,8 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     precision = Precision(args.precision, torch.device(args.device))
     clips = load_clips(args.data)
-    model = UnitAutoencoder(UnitConvConfig()).to(
-        precision.device, memory_format=torch.channels_last
-    )
+    model = UnitAutoencoder(UnitConvConfig()).to(precision.device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     frames = np.concatenate([clip.frames for clip in clips if not clip.held_out])
     held_out = np.concatenate([clip.frames for clip in clips if clip.held_out])
     stage = AutoencoderStage(model, frames, held_out, args.seed, precision)

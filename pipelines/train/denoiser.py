@@ -37,7 +37,7 @@ CONTEXT_NOISE = 0.12  # history noise is uniform up to this sigma
 CACHE = CacheConfig(window=7, sink=1, frames_per_chunk=1, lead=2, position_mode="relative")
 
 
-def avatar_denoiser_config(num_controls: int, num_states: int, num_events: int) -> DenoiserConfig:
+def avatar_denoiser_config(control_dim: int, num_states: int) -> DenoiserConfig:
     """The shipped avatar's denoiser: 64 tokens a unit, 10 M parameters."""
     return DenoiserConfig(
         num_attention_heads=4,
@@ -49,8 +49,7 @@ def avatar_denoiser_config(num_controls: int, num_states: int, num_events: int) 
         audio_dim=256,
         audio_tokens=10,
         num_states=num_states,
-        num_events=num_events,
-        control_dim=num_controls,
+        control_dim=control_dim,
         position_grid=(8, 8),
         prediction_type="sample",
     )
@@ -69,17 +68,13 @@ class Batch:
     conditioning: Conditioning
 
 
-def conditioning_of(
-    audio: Tensor, state: Tensor, event: Tensor, control: Tensor, sink: int = 1
-) -> Conditioning:
+def conditioning_of(audio: Tensor, state: Tensor, control: Tensor, sink: int = 1) -> Conditioning:
     """Conditioning of a run of units with `sink` neutral frames before it."""
 
     def lead(x: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(x[:, :1]).expand(-1, sink, *x.shape[2:]), x], 1)
 
-    return Conditioning(
-        audio=lead(audio), state=lead(state), event=lead(event), control=lead(control)
-    )
+    return Conditioning(audio=lead(audio), state=lead(state), control=lead(control))
 
 
 @torch.no_grad()
@@ -126,16 +121,16 @@ class DenoiserStage:
         runs = []
         for _ in range(size):
             track = tracks[rng.integers(len(tracks))]
-            start = rng.integers(len(track.latents) - self.units)
-            runs.append(track.cut(start, self.units, variant=rng.integers(len(track.audio))))
-        latents, audio, state, event, control = (
+            start = int(rng.integers(len(track.latents) - self.units))
+            runs.append(track.cut(start, self.units, variant=int(rng.integers(len(track.audio)))))
+        latents, audio, state, control = (
             torch.stack(column).to(self.device) for column in zip(*runs, strict=True)
         )
         jitter = 0.2 * torch.randn(size, 1, 1, 1, device=self.device)
         sink = self.reference.expand(size, 1, *self.reference.shape)
         return Batch(
             torch.cat([sink, latents.float()], 1),
-            conditioning_of(audio.float() + jitter, state, event, control.float()),
+            conditioning_of(audio.float() + jitter, state, control),
         )
 
     def predict(self, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -220,7 +215,7 @@ def run(args: argparse.Namespace) -> int:
     precision = Precision(args.precision, torch.device(args.device))
     renderer = load_renderer(args.renderer)
     data = load_unit_tracks(args.data, renderer, variants=args.variants, seed=args.seed)
-    config = avatar_denoiser_config(data.num_controls, data.num_states, data.num_events)
+    config = avatar_denoiser_config(data.control_dim, data.num_states)
     model = CausalDenoiser(config).to(precision.device)
     model.attention_backend = "naive"
     importance = importance_map(renderer, data.label_sample, data.mouth_labels, data.eye_labels)

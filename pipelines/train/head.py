@@ -122,6 +122,31 @@ HEADS: dict[str, HeadSpec] = {
         upper_teeth=0.042,
         gap=0.09,
     ),
+    "female1": HeadSpec(
+        gender="female",
+        ancestry={"caucasian": 0.55, "asian": 0.25, "african": 0.2},
+        shape={
+            "head/head-oval": 0.5,
+            "eyes/l-eye-scale-incr": 0.4,
+            "eyes/r-eye-scale-incr": 0.4,
+            "eyebrows/eyebrows-angle-up": 0.5,
+            "eyebrows/eyebrows-trans-up": 0.4,
+            "nose/nose-scale-horiz-decr": 0.3,
+            "mouth/mouth-angles-up": 0.25,
+        },
+        expression={"jawOpen": -0.03, "mouthSmileLeft": 0.15, "mouthSmileRight": 0.15},
+        hair="long01",
+        brow="eyebrow001",
+        skin="young_caucasian_female/young_lightskinned_female_diffuse",
+        skin_tint=(0.84, 0.75, 0.69),
+        hair_tint=(0.068, 0.031, 0.016),
+        brow_tint=(0.60, 0.42, 0.32),
+        lash_density=0.7,
+        iris=(0.13, 0.08, 0.04),
+        shirt=(0.20, 0.035, 0.05),
+        upper_teeth=0.035,
+        gap=0.09,
+    ),
 }
 
 
@@ -263,9 +288,7 @@ class Head:
         for side in ("Left", "Right"):
             total[lid + side] = total.get(lid + side, 0.0) + abs(gaze[1]) * _LID_GAIN
         active = {unit: weight for unit, weight in total.items() if abs(weight) > _UNIT_EPSILON}
-        return {
-            name: part.pose(active) for name, part in self.parts.items() if not part.is_static
-        }
+        return {name: part.pose(active) for name, part in self.parts.items() if not part.is_static}
 
     def _finish(self) -> None:
         """Freezes what does not move with the face and puts teeth and shirt in place."""
@@ -279,18 +302,22 @@ class Head:
             ("tongue", self.spec.gap),
         ):
             self.parts[name].shift(np.array([0.0, -drop, -_MOUTH_INSET], np.float32))
-        neckline = self.eye_height + NECKLINE
+        self._crop()
+
+    def _crop(self) -> None:
+        """Drops shirt above the neckline, skin below it, and skin behind that faces away."""
         for name in ("skin", "shirt"):
             part = self.parts[name]
             corners = part.rest[part.triangles]
-            below = neckline - corners[..., 1] - NECK_SLOPE * (corners[..., 2] - 0.2)
+            drop = NECK_SLOPE * (corners[..., 2] - 0.2)
+            below = self.eye_height + NECKLINE - drop - corners[..., 1]
             if name == "shirt":
                 part.keep(below.max(axis=1) > 0.0)
-            else:
-                is_back = (corners[..., 2].max(axis=1) < self.eyeballs[0].centre[2] - _BACK_DEPTH) & (
-                    part.rest_normals[part.triangles][..., 2].max(axis=1) < _BACK_FACING
-                )
-                part.keep((below.min(axis=1) < 0.2) & ~is_back)
+                continue
+            behind = self.eyeballs[0].centre[2] - _BACK_DEPTH
+            facing = part.rest_normals[part.triangles][..., 2].max(axis=1)
+            is_back = (corners[..., 2].max(axis=1) < behind) & (facing < _BACK_FACING)
+            part.keep((below.min(axis=1) < 0.2) & ~is_back)
 
 
 def _shape(spec: HeadSpec, art: Art, num_vertices: int) -> Doubles:

@@ -94,7 +94,7 @@ class LatentRenderer(nn.Module):
     def forward(self, labels: Tensor) -> Tensor:
         """Latents [..., C, h, w] of labels [..., num_labels]."""
         flat = self.coefficients(labels) * self.scale @ self.basis + self.latent_mean
-        return flat.unflatten(-1, self.shape)
+        return flat.reshape(*flat.shape[:-1], *self.shape)
 
 
 def load_parts(directory: Path) -> tuple[UnitEncoder, UnitDecoder]:
@@ -106,7 +106,8 @@ def load_parts(directory: Path) -> tuple[UnitEncoder, UnitDecoder]:
         if not path.exists():
             raise CheckpointError(f"{path} is missing; run `rtgen train autoencoder` first")
         part.load_state_dict({k: v.float() for k, v in load_file(path).items()})
-        part.requires_grad_(False).eval().to(memory_format=torch.channels_last)
+        part.requires_grad_(False).eval()
+        part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return encoder, decoder
 
 
@@ -190,7 +191,8 @@ def run(args: argparse.Namespace) -> int:
     latents = torch.cat([encode_frames(encoder, clip.frames) for clip in train])
     test_labels = torch.from_numpy(np.concatenate([clip.labels for clip in test]))
     test_latents = torch.cat([encode_frames(encoder, clip.frames) for clip in test])
-    model = LatentRenderer(labels.shape[1], tuple(latents.shape[1:]))
+    channels, rows, columns = latents.shape[1:]
+    model = LatentRenderer(labels.shape[1], (channels, rows, columns))
     coefficients = model.fit_basis(labels, latents)
     stage = RendererStage(
         model, labels, coefficients, test_labels, test_latents,

@@ -88,8 +88,11 @@ class Trainer:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        decay = {"params": [p for p in parameters if p.ndim > 1]}
-        rest = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+        decay: dict[str, Any] = {"params": [p for p in parameters if p.ndim > 1]}
+        rest: dict[str, Any] = {
+            "params": [p for p in parameters if p.ndim <= 1],
+            "weight_decay": 0.0,
+        }
         self.optimizer = torch.optim.AdamW(
             [decay, rest],
             self.config.learning_rate,
@@ -119,7 +122,7 @@ class Trainer:
         for step in self._steps():
             terms = loss_of(step)
             self.optimizer.zero_grad(set_to_none=True)
-            terms["loss"].backward()
+            terms["loss"].backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             if not torch.isfinite(norm):
                 raise ConfigError(f"step {step}: gradient is not finite; lower the learning rate")

@@ -1,20 +1,18 @@
 """Renders a synthetic head to uint8 frames with OpenGL, headless, on a GPU or on plain CPU cores.
 
-One frame is two passes: depth from the key light, then colour with four coverage samples a pixel.
+One frame is three passes: depth from the key light, colour on a grid of samples finer than the
+pixels, and their mean. On a software rasteriser a plain finer grid costs less than multisampling.
 Each material has its own small program, because a software rasteriser runs both sides of every
-branch. Surfaces are drawn front to back, so that early depth tests skip what is hidden: hair
-first (its alpha becomes coverage, which needs no sorting), skin, mouth, eyes, shirt, the backdrop,
-and last the blended brows and lashes. Only what the face moves is sent again for each frame.
+branch. Opaque surfaces are drawn front to back, hair first, so that early depth tests skip what is
+hidden; brows, lashes and the thin ends of the hair are blended last. Vertices are sent again only
+where the face moves them.
 
 The same call on the same machine gives the same bytes.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import moderngl
 import numpy as np
@@ -22,9 +20,24 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipelines.train.art import Art
-from pipelines.train.head import NECK_SLOPE, NECKLINE, Eyeball, Head, HeadSpec, Part
-from pipelines.train.mesh import Floats
-from rtgen.errors import BackendUnavailable, ConfigError, StreamClosed
+from pipelines.train.gl import (
+    DeviceMesh,
+    brightness_gain,
+    eyeball_array,
+    head_rotation,
+    load_texture,
+    look_at,
+    make_context,
+    make_program,
+    orthographic,
+    perspective,
+    read_shader,
+    set_uniforms,
+    sphere_directions,
+)
+from pipelines.train.head import NECK_SLOPE, NECKLINE, Head, HeadSpec
+from pipelines.train.mesh import Doubles, Floats
+from rtgen.errors import ConfigError, StreamClosed
 
 Frame = NDArray[np.uint8]
 
@@ -32,8 +45,8 @@ _HAIR_CUTOFF = 0.6  # opacity from which hair is drawn as solid
 _SHADOW_SIZE = 512
 _LIGHT = np.array([-0.4402, 0.4992, 0.7463])  # direction of the key light; KEY in lighting.glsl
 _OPEN_JAW = 0.5  # jawOpen at which the second occlusion is baked
-_VERTEX_FORMAT = "3f 3f 2f 2f 3f"
-_VERTEX_NAMES = ("in_position", "in_normal", "in_uv", "in_occlusion", "in_tangent")
+_OCCLUSION_SIZE = 512
+_STRANDS = 220.0  # hairs across the width of the hair texture
 _MATERIALS = {
     "skin": "skin",
     "shirt": "cloth",
@@ -61,7 +74,7 @@ class HeadRenderer:
         head: The geometry.
     """
 
-    def __init__(self, spec: HeadSpec, art: Art, *, size: int = 256, samples: int = 4) -> None:
+    def __init__(self, spec: HeadSpec, art: Art, size: int = 256, samples: int = 4) -> None:
         """Loads the art and prepares the context.
 
         Args:
@@ -82,13 +95,14 @@ class HeadRenderer:
         self.head = Head(spec, art)
         self._closed = False
         self._context = make_context()
-        self._place()
-        self._build_programs()
-        self._build_targets(samples)
-        self._build_textures(spec, art)
-        self._build_meshes()
-        self._bake_backdrop()
-        self._bake_occlusion()
+        with self._context:
+            self._place()
+            self._build_programs()
+            self._build_targets(samples)
+            self._build_textures(spec, art)
+            self._build_meshes()
+            self._bake_backdrop()
+            self._bake_occlusion()
 
     def render(
         self,
@@ -114,27 +128,19 @@ class HeadRenderer:
         """
         if self._closed:
             raise StreamClosed("this HeadRenderer is closed; make a new one")
-        posed = self.head.pose(weights, gaze)
-        for name, (positions, normals) in posed.items():
-            self._meshes[name].update(positions, normals)
-        rotation = head_rotation(*pose)
-        jaw = weights.get("jawOpen", 0.0) + self.head.spec.expression.get("jawOpen", 0.0)
-        gx, gy = math.sin(gaze[0]), math.sin(gaze[1])
-        direction = np.array([gx, gy, math.cos(gaze[0]) * math.cos(gaze[1])])
-        self._set(
-            rotation=rotation,
-            breath=np.array([0.0, breath, breath * 0.5]),
-            openness=min(max(jaw / _OPEN_JAW, 0.0), 1.0),
-            gaze=direction / np.linalg.norm(direction),
-        )
-        self._context.enable_only(moderngl.DEPTH_TEST)
-        self._draw_depth(self._shadow_target, self._light_projection)
-        self._draw_colour()
-        self._resolved.use()
-        self._context.enable_only(moderngl.NOTHING)
-        self._fine.use(0)
-        self._screens["downsample"].render(moderngl.TRIANGLE_STRIP)
-        pixels = np.frombuffer(self._resolved.read(components=3), np.uint8)
+        with self._context:
+            posed = self.head.pose(weights, gaze)
+            for name, (positions, normals) in posed.items():
+                self._meshes[name].update(positions, normals)
+            self._set_motion(weights, pose, gaze, breath)
+            self._context.enable_only(moderngl.DEPTH_TEST)
+            self._draw_depth(self._shadow_target, self._light_projection)
+            self._draw_colour()
+            self._resolved.use()
+            self._context.enable_only(moderngl.NOTHING)
+            self._fine.use(0)
+            self._screens["downsample"].render(moderngl.TRIANGLE_STRIP)
+            pixels = np.frombuffer(self._resolved.read(components=3), np.uint8)
         return np.ascontiguousarray(pixels.reshape(self.size, self.size, 3)[::-1])
 
     def close(self) -> None:
@@ -146,20 +152,34 @@ class HeadRenderer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _set_motion(
+        self,
+        weights: Mapping[str, float],
+        pose: tuple[float, float, float],
+        gaze: tuple[float, float],
+        breath: float,
+    ) -> None:
+        jaw = weights.get("jawOpen", 0.0) + self.head.spec.expression.get("jawOpen", 0.0)
+        forward = math.cos(gaze[0]) * math.cos(gaze[1])
+        direction = np.array([math.sin(gaze[0]), math.sin(gaze[1]), forward])
+        self._set(
+            rotation=head_rotation(*pose),
+            breath=np.array([0.0, breath, breath * 0.5]),
+            openness=min(max(jaw / _OPEN_JAW, 0.0), 1.0),
+            gaze=direction / np.linalg.norm(direction),
+        )
 
     def _place(self) -> None:
         """Puts camera, light, neck and mouth in relation to the eyes."""
         eye = self.head.eye_height
         self._camera = np.array([0.0, eye - 0.05, 9.4])
         target = np.array([0.0, eye - 0.16, 0.4])
-        self._projection = perspective(math.radians(20.0), 1.0, 30.0) @ look_at(self._camera, target)
+        self._projection = perspective(math.radians(20.0), 1.0, 30.0) @ look_at(
+            self._camera, target
+        )
         focus = np.array([0.0, eye - 0.3, 0.4])
         self._light_projection = orthographic(1.75, 20.0) @ look_at(focus + _LIGHT * 9.0, focus)
         skin = self.head.parts["skin"]
@@ -192,7 +212,7 @@ class HeadRenderer:
             neckline=eye + NECKLINE,
             neck_slope=NECK_SLOPE,
             lips_front=self._lips_front,
-            strands=220.0,
+            strands=_STRANDS,
             colour=0,
             masks=1,
             shadow_map=2,
@@ -214,23 +234,29 @@ class HeadRenderer:
         teeth = art.clothes_texture("teeth", "Teeth_Base")
         white = Image.new("RGBA", (4, 4), (255, 255, 255, 255))
         self._textures = {
-            "skin": self._texture(Image.open(art.skin(spec.skin))),
-            "upper_teeth": self._texture(Image.open(teeth)),
-            "lower_teeth": self._texture(Image.open(teeth)),
-            "tongue": self._texture(Image.open(art.clothes_texture("tongue", "tongue01"))),
-            "brow": self._texture(Image.open(art.clothes_texture("eyebrows", spec.brow))),
-            "lash": self._texture(Image.open(art.clothes_texture("eyelashes", spec.lash))),
-            "hair": self._texture(Image.open(art.clothes_texture("hair", spec.hair))),
-            "shirt": self._texture(white),
-            "eye": self._texture(white),
+            "skin": load_texture(self._context, Image.open(art.skin(spec.skin))),
+            "upper_teeth": load_texture(self._context, Image.open(teeth)),
+            "lower_teeth": load_texture(self._context, Image.open(teeth)),
+            "tongue": load_texture(
+                self._context, Image.open(art.clothes_texture("tongue", "tongue01"))
+            ),
+            "brow": load_texture(
+                self._context, Image.open(art.clothes_texture("eyebrows", spec.brow))
+            ),
+            "lash": load_texture(
+                self._context, Image.open(art.clothes_texture("eyelashes", spec.lash))
+            ),
+            "hair": load_texture(self._context, Image.open(art.clothes_texture("hair", spec.hair))),
+            "shirt": load_texture(self._context, white),
+            "eye": load_texture(self._context, white),
         }
-        self._set(("hair",), gain=_brightness_gain(art.clothes_texture("hair", spec.hair)))
+        self._set(("hair",), gain=brightness_gain(art.clothes_texture("hair", spec.hair)))
         bands = [
             Image.open(art.mask(name)).convert("L").resize((1024, 1024), Image.Resampling.BILINEAR)
             for name in ("lips", "inside-mouth")
         ]
         empty = Image.new("L", (1024, 1024))
-        self._masks = self._texture(Image.merge("RGBA", [*bands, empty, empty]))
+        self._masks = load_texture(self._context, Image.merge("RGBA", [*bands, empty, empty]))
         self._tints = {
             "skin": spec.skin_tint,
             "shirt": spec.shirt,
@@ -243,18 +269,17 @@ class HeadRenderer:
             "eye": spec.iris,
         }
 
-    def _texture(self, image: Image.Image) -> moderngl.Texture:
-        flipped = image.convert("RGBA").transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        texture = self._context.texture(flipped.size, 4, flipped.tobytes())
-        texture.build_mipmaps()
-        return texture
-
     def _build_meshes(self) -> None:
         hair = self.head.parts["hair"]
         centres = hair.rest[hair.triangles].mean(axis=1)
         hair.reorder(np.argsort(np.linalg.norm(centres - self._camera, axis=1), kind="stable"))
         self._meshes = {
-            name: DeviceMesh(self._context, self._programs, part)
+            name: DeviceMesh(
+                self._context,
+                part,
+                self._programs[_MATERIALS[name]],
+                self._programs[_depth_program(name)],
+            )
             for name, part in self.head.parts.items()
         }
         self._eyes = [
@@ -292,7 +317,7 @@ class HeadRenderer:
         self, posed: Mapping[str, tuple[Floats, Floats]], num_directions: int
     ) -> dict[str, Floats]:
         """Returns the cosine-weighted share of open directions `[N]` of every part."""
-        size = 512
+        size = _OCCLUSION_SIZE
         texture = self._context.depth_texture((size, size))
         target = self._context.framebuffer(depth_attachment=texture)
         parts = {n: posed.get(n, (p.rest, p.rest_normals)) for n, p in self.head.parts.items()}
@@ -306,7 +331,8 @@ class HeadRenderer:
             nearest = np.frombuffer(texture.read(), np.float32).reshape(size, size)
             for name, (positions, normals) in parts.items():
                 lifted = (positions + normals * 0.02) @ matrix[:3, :3].T + matrix[:3, 3]
-                column, row = (np.clip((lifted[:, :2].T * 0.5 + 0.5) * size, 0, size - 1)).astype(int)
+                place = (lifted[:, :2].T * 0.5 + 0.5) * size
+                column, row = np.clip(place, 0, size - 1).astype(np.int64)
                 cosine = np.clip(normals @ direction, 0.0, None)
                 is_open = lifted[:, 2] * 0.5 + 0.5 < nearest[row, column] + 0.002
                 open_sum[name] += cosine * is_open
@@ -316,14 +342,13 @@ class HeadRenderer:
         self._set(light_projection=self._light_projection)
         return {name: (open_sum[name] / full_sum[name]).astype(np.float32) for name in parts}
 
-    def _draw_depth(self, target: moderngl.Framebuffer, matrix: Floats) -> None:
+    def _draw_depth(self, target: moderngl.Framebuffer, matrix: Doubles) -> None:
         self._set(("depth", "depth_cutout"), light_projection=matrix)
         target.use()
         target.clear(depth=1.0)
         for name in ("skin", "hair"):  # the shirt shades nothing in view
-            program = "depth_cutout" if name == "hair" else "depth"
             self._textures[name].use(0)
-            self._set((program,), rigid=float(name == "hair"))
+            self._set((_depth_program(name),), rigid=float(name == "hair"))
             self._meshes[name].depth.render()
 
     def _draw_colour(self) -> None:
@@ -341,9 +366,7 @@ class HeadRenderer:
         self._draw("tongue", wetness=0.4, gums=0.0)
         for array, ball in self._eyes:
             self._textures["eye"].use(0)
-            self._set(
-                ("eye",), centre=ball.centre, tint=np.array(self._tints["eye"]), rigid=1.0
-            )
+            self._set(("eye",), centre=ball.centre, tint=np.array(self._tints["eye"]), rigid=1.0)
             array.render()
         self._draw("shirt")
         self._backdrop.use(0)
@@ -363,22 +386,13 @@ class HeadRenderer:
         self._set((_MATERIALS[name],), tint=tint, **uniforms)
         self._meshes[name].colour.render()
 
-    def _set(self, programs: Iterable[str] | None = None, **uniforms: Any) -> None:
+    def _set(
+        self, programs: Iterable[str] | None = None, **uniforms: float | Doubles | Floats
+    ) -> None:
         """Sets uniforms in the named programs (all by default) that have them."""
-        for program_name in programs if programs is not None else self._programs:
-            program = self._programs[program_name]
-            for name, value in uniforms.items():
-                if name not in program:
-                    continue
-                if isinstance(value, np.ndarray):
-                    data = np.ascontiguousarray(value.T, np.float32)  # OpenGL's column order
-                    program[name].write(data.tobytes())
-                else:
-                    program[name].value = value
+        for name in programs if programs is not None else self._programs:
+            set_uniforms(self._programs[name], uniforms)
 
 
-def _brightness_gain(path: Path) -> float:
-    """Returns the factor that brings a texture's opaque part to a mean brightness of 0.8."""
-    texels = np.asarray(Image.open(path).convert("RGBA"), np.float64) / 255.0
-    opaque = texels[texels[..., 3] > 0.5]
-    return float(0.8 / (opaque[:, :3] @ np.array([0.35, 0.45, 0.20])).mean())
+def _depth_program(part: str) -> str:
+    return "depth_cutout" if part == "hair" else "depth"

@@ -1,18 +1,19 @@
 """Offline synthesizers whose phones come with times: espeak-ng, festival and flite.
 
-They are programs of the host, needed to make training data only. espeak-ng runs inside this
-process through ctypes (20 ms a sentence); the other two are started per sentence. Each reports its
-phones a little early or late against its own sound; `_LABEL_SHIFT_S` aligns them to espeak-ng, as
-measured by the correlation of the jaw with the loudness.
+They are programs of the host, needed to make training data only, and run once per sentence, so
+that speech is a pure function of text, voice, rate and pitch. Each reports its phones a little
+early or late against its own sound; `_LABEL_SHIFT_S` aligns them to espeak-ng, as measured by the
+correlation of the jaw with the loudness.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
+import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import wave
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import resample_poly
 
+from pipelines.train import espeak
 from pipelines.train.visemes import ALPHABETS, Segment
 from rtgen.errors import BackendUnavailable, ConfigError
 
@@ -59,11 +61,12 @@ TRAIN_VOICES: dict[str, float] = {
 TEST_VOICES: dict[str, float] = {"espeak:en-us+m6": 0.5, "flite:awb": 0.5}
 
 _LABEL_SHIFT_S = {
-    "espeak": 0.0, "festival:slt": 0.010, "festival:kal": 0.0, "flite": 0.015,
+    "espeak": 0.0, "festival:slt": 0.036, "festival:kal": 0.024, "flite:rms": 0.032,
+    "flite:slt": 0.038, "flite:awb": 0.019,
 }  # fmt: skip
 _FESTIVAL_VOICES = {"slt": "voice_cmu_us_slt_arctic_hts", "kal": "voice_kal_diphone"}
 _FLITE_PITCH_HZ = {"rms": 95.0, "slt": 175.0, "awb": 115.0, "kal": 100.0}
-_PROGRAMS = {"espeak": "libespeak-ng.so.1", "festival": "festival", "flite": "flite"}
+_INSTALL = "install libespeak-ng1, espeak-ng-data, festival with its slt and kal voices, flite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +95,11 @@ def is_available(program: str) -> bool:
     """Tells whether a synthesizer ("espeak", "festival" or "flite") can be used on this host."""
     if program == "espeak":
         try:
-            ctypes.CDLL(_PROGRAMS["espeak"])
+            ctypes.CDLL(espeak.LIBRARY)
         except OSError:
             return False
         return True
-    return shutil.which(_PROGRAMS[program]) is not None
+    return shutil.which(program) is not None
 
 
 def synthesize(text: str, voice: str, *, rate: float = 1.0, pitch: float = 1.0) -> Speech:
@@ -117,7 +120,7 @@ def synthesize(text: str, voice: str, *, rate: float = 1.0, pitch: float = 1.0) 
         raise ConfigError(f"rate and pitch must lie in 0.6..1.6, got {rate} and {pitch}")
     program, _, variant = voice.partition(":")
     if program == "espeak":
-        samples, sample_rate, segments = _espeak().say(text, variant, rate, pitch)
+        samples, sample_rate, segments = _espeak(text, variant, rate, pitch)
         alphabet = "ipa"
     elif program == "festival" and variant in _FESTIVAL_VOICES:
         samples, sample_rate, segments = _festival(text, variant, rate, pitch)
@@ -145,106 +148,37 @@ def synthesize(text: str, voice: str, *, rate: float = 1.0, pitch: float = 1.0) 
     return Speech(samples=wave_16k.astype(np.float32), segments=shifted, alphabet=alphabet)
 
 
-class _EventId(ctypes.Union):
-    _fields_ = (
-        ("number", ctypes.c_int),
-        ("name", ctypes.c_char_p),
-        ("string", ctypes.c_char * 8),
-    )
+def _espeak(
+    text: str, variant: str, rate: float, pitch: float
+) -> tuple[npt.NDArray[np.float64], int, list[Segment]]:
+    """Runs espeak-ng in a process of its own; returns samples in -1..1, their rate, phones."""
+    words_per_minute, height = round(160 * rate), min(round(50 + 70 * np.log2(pitch)), 99)
+    command = [sys.executable, "-I", "-S", espeak.__file__, variant, str(words_per_minute)]
+    header, _, sound = _run([*command, str(height)], text.encode()).partition(b"\n")
+    result = json.loads(header)
+    sample_rate = int(result["sample_rate"])
+    segments: list[Segment] = []
+    for (start, name), (end, _) in itertools.pairwise(result["phones"]):
+        # "aɪ" or "tʃ" come as one event: its parts share the time, marks are not phones.
+        parts = [c for c in name if c in ALPHABETS["ipa"]]
+        edges = np.linspace(start, end, len(parts) + 1) / sample_rate
+        segments += [(float(edges[i]), float(edges[i + 1]), c) for i, c in enumerate(parts)]
+    return np.frombuffer(sound, np.int16) / 32768.0, sample_rate, segments
 
 
-class _Event(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("unique_identifier", ctypes.c_uint),
-        ("text_position", ctypes.c_int),
-        ("length", ctypes.c_int),
-        ("audio_position", ctypes.c_int),
-        ("sample", ctypes.c_int),
-        ("user_data", ctypes.c_void_p),
-        ("id", _EventId),
-    )
-
-
-_Callback = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
-)
-
-
-class _Espeak:
-    """espeak-ng inside this process; the library is global, so there is one of these."""
-
-    _PHONEME = 7  # espeakEVENT_PHONEME
-
-    def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL(_PROGRAMS["espeak"])
-        except OSError as error:
-            raise BackendUnavailable(
-                f"espeak-ng is needed ({error}); install libespeak-ng1 and espeak-ng-data"
-            ) from error
-        # 2: synchronous retrieval. Options: phoneme events, named in IPA, no exit on error.
-        self.sample_rate = int(self._library.espeak_Initialize(2, 0, None, 1 | 2 | 0x8000))
-        if self.sample_rate <= 0:
-            raise BackendUnavailable("espeak-ng did not start; install espeak-ng-data")
-        self._sound: list[npt.NDArray[np.int16]] = []
-        self._phones: list[tuple[int, str]] = []
-        self._callback = _Callback(self._collect)  # must outlive the library's use of it
-        self._library.espeak_SetSynthCallback(self._callback)
-
-    def _collect(self, sound: object, count: int, events: Sequence[_Event]) -> int:
-        if sound and count > 0:
-            self._sound.append(np.ctypeslib.as_array(sound, (count,)).copy())  # type: ignore[arg-type]
-        for i in itertools.count():
-            event = events[i]
-            if event.type == 0:
-                return 0
-            if event.type == self._PHONEME:
-                # The field holds 8 bytes and is not always terminated.
-                self._phones.append((event.sample, event.id.string.decode("utf-8", "ignore")))
-        return 0
-
-    def say(
-        self, text: str, variant: str, rate: float, pitch: float
-    ) -> tuple[npt.NDArray[np.float64], int, list[Segment]]:
-        """Returns samples in -1..1, their rate and the phones."""
-        library = self._library
-        if library.espeak_SetVoiceByName(variant.encode()) != 0:
-            raise BackendUnavailable(f"espeak-ng has no voice {variant!r}; install espeak-ng-data")
-        self._sound.clear()
-        self._phones.clear()
-        library.espeak_SetParameter(1, round(160 * rate), 0)  # words a minute
-        library.espeak_SetParameter(3, min(round(50 + 70 * np.log2(pitch)), 99), 0)  # pitch
-        library.espeak_SetParameter(4, 55, 0)  # pitch range
-        data = text.encode()
-        library.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1 | 0x1000, None, None)
-        library.espeak_Synchronize()
-        sound = np.concatenate(self._sound) if self._sound else np.zeros(0, np.int16)
-        segments: list[Segment] = []
-        for (start, name), (end, _) in itertools.pairwise(self._phones):
-            # "aɪ" or "tʃ" come as one event: its parts share the time, marks are not phones.
-            parts = [c for c in name if c in ALPHABETS["ipa"]]
-            edges = np.linspace(start, end, len(parts) + 1) / self.sample_rate
-            segments += [(float(edges[i]), float(edges[i + 1]), c) for i, c in enumerate(parts)]
-        return sound / 32768.0, self.sample_rate, segments
-
-
-@functools.lru_cache(maxsize=1)
-def _espeak() -> _Espeak:
-    return _Espeak()
-
-
-def _run(command: list[str]) -> str:
-    """Returns the standard output of a synthesizer."""
+def _run(command: list[str], text: bytes = b"") -> bytes:
+    """Returns the standard output of a synthesizer that is given `text`."""
     try:
         done = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
+            command, input=text, check=True, capture_output=True, timeout=_TIMEOUT_S
         )
     except FileNotFoundError as error:
         raise BackendUnavailable(f"{command[0]} is needed; install the package of it") from error
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        raise BackendUnavailable(f"{command[0]} failed: {detail}") from error
+    except subprocess.CalledProcessError as error:
+        detail = error.stderr.decode("utf-8", "replace").strip()
+        raise BackendUnavailable(f"{' '.join(command)} failed: {detail}; {_INSTALL}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BackendUnavailable(f"{command[0]} took more than {_TIMEOUT_S} s") from error
     return done.stdout
 
 
@@ -309,5 +243,5 @@ def _flite(
             ]
         )  # fmt: skip
         samples, sample_rate = _read_wave(sound, "flite")
-    pairs = [token.rsplit(":", 1) for token in output.split()]
+    pairs = [token.rsplit(":", 1) for token in output.decode().split()]
     return samples, sample_rate, _ends_to_segments([(float(end), p) for p, end in pairs], 1.0)

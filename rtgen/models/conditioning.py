@@ -73,6 +73,11 @@ class Conditioning:
                 f"{sorted(lengths)}"
             )
 
+    def to(self, device: torch.device | str) -> Conditioning:
+        """The same on another device."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Conditioning(**{n: None if p is None else p.to(device) for n, p in parts.items()})
+
     @classmethod
     def stack(cls, rows: Sequence[Conditioning]) -> Conditioning:
         """One batch from several, row after row.
@@ -131,6 +136,14 @@ class PreparedConditioning:
             text=chunks[0].text,
             audio=_join("audio", [chunk.audio for chunk in chunks], 3),
             temb=_join("temb", [chunk.temb for chunk in chunks], 1),
+        )
+
+    def first_frames(self, frames: int) -> PreparedConditioning:
+        """The part that belongs to the first `frames` frames; shares memory."""
+        return PreparedConditioning(
+            text=self.text,
+            audio=None if self.audio is None else self.audio[:, :, :, :frames],
+            temb=None if self.temb is None else self.temb[:, :frames],
         )
 
     def same_text(self, other: PreparedConditioning) -> bool:

@@ -4,195 +4,27 @@ One class serves public Wan-family checkpoints (parameter names are those of dif
 `WanTransformer3DModel`) and small models of our own; what a model lacks (text) or has in
 addition (audio, state, event, control) is a matter of its configuration.
 
-For frame t with time embedding e_t and modulation m = table + proj(silu(e_t)):
-
-    h = LN(x) * (1 + m1) + m0;  x += m2 * self_attention(h)
-    x += text_attention(norm2(x))                      all prompt rows, no mask
-    x += audio_attention(audio_norm(x))                only the audio tokens of frame t
-    h = LN(x) * (1 + m4) + m3;  x += m5 * ffn(h)
-
-Self-attention is either dense over the frames given (training, oracle) or over a ring per stream:
-then keys and values of all frames are written first, and every group of frames attends to what
-it may see. Matrix products run on the whole batch, self-attention row by row.
+The forward runs densely over the frames given (training, oracle) or over one rolling cache per
+row; matrix products run on the whole batch, self-attention over caches row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtgen.config import CacheConfig, DenoiserConfig
 from rtgen.errors import ConfigError, ShapeError
-from rtgen.models.attention import UNMASKED_BACKENDS, attention
+from rtgen.models.blocks import Block, CachePass, DenseAttention, RingAttention, SelfAttend
 from rtgen.models.conditioning import ConditionEmbedder, Conditioning, PreparedConditioning
 from rtgen.models.kv_cache import RollingKVCache
-from rtgen.models.layers import FeedForward, LayerNorm, Linear, PatchEmbedding, RMSNorm
-from rtgen.models.rope import apply_rope, frame_rope
+from rtgen.models.layers import LayerNorm, Linear, PatchEmbedding
+from rtgen.models.rope import frame_rope
 
-
-@dataclass(frozen=True, slots=True)
-class CachePass:
-    """Where one batch row stands in its stream.
-
-    Attributes:
-        cache: the stream's ring; written in place.
-        start_frame: index of the row's first latent frame in its stream.
-        groups: latent frames per attention group, in order. Frames of a group see each other and
-            what came before: (F,) for a chunk, (F, F) for a clean pass merged with a noisy one.
-    """
-
-    cache: RollingKVCache
-    start_frame: int
-    groups: tuple[int, ...]
-
-
-class _Dense:
-    """Self-attention over the frames of the batch itself."""
-
-    def __init__(self, rotation: Tensor, mask: Tensor | None, backend: str) -> None:
-        self.rotation = rotation  # [N, d / 2]
-        self.mask = mask
-        self.backend = backend
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q.to(v.dtype), k.to(v.dtype), v, self.mask, self.backend)
-
-
-class _Ring:
-    """Self-attention of every row over its own ring."""
-
-    def __init__(self, rotation: Tensor, passes: Sequence[CachePass], backend: str) -> None:
-        self.rotation = rotation  # [B, N, d / 2] or [N, d / 2]
-        self.passes = passes
-        self.backend = backend
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outs: list[Tensor] = []
-        for row, item in enumerate(self.passes):
-            cache = item.cache
-            cache.write(layer, item.start_frame, k[row], v[row])
-            queries = q[row].to(cache.dtype)
-            token, end = 0, item.start_frame
-            for frames in item.groups:
-                end += frames
-                view = cache.view(layer, end)
-                if self.backend in UNMASKED_BACKENDS:
-                    view = view.compact()
-                stop = token + frames * cache.tokens_per_frame
-                out = attention(
-                    queries[None, token:stop],
-                    view.keys[None],
-                    view.values[None],
-                    view.mask,
-                    self.backend,
-                )
-                outs.append(out[0])
-                token = stop
-        if len(outs) == 1:
-            return outs[0][None]
-        return torch.cat(outs).view(q.shape)
-
-
-class Attention(nn.Module):
-    """Projections of one attention: self-attention, or cross-attention over prepared keys."""
-
-    def __init__(self, config: DenoiserConfig) -> None:
-        super().__init__()
-        dim = config.inner_dim
-        self.heads = config.num_attention_heads
-        self.to_q = Linear(dim, dim)
-        self.to_k = Linear(dim, dim)
-        self.to_v = Linear(dim, dim)
-        self.to_out = nn.ModuleList([Linear(dim, dim)])
-        self.norm_q = RMSNorm(dim, eps=config.eps)
-        self.norm_k = RMSNorm(dim, eps=config.eps)
-
-    def forward(self, x: Tensor, layer: int, attend: _Dense | _Ring) -> Tensor:
-        """Self-attention of tokens [B, N, D] float32; returns [B, N, D]."""
-        q = self.norm_q(self.to_q(x)).unflatten(-1, (self.heads, -1))
-        k = self.norm_k(self.to_k(x)).unflatten(-1, (self.heads, -1))
-        v = self.to_v(x).unflatten(-1, (self.heads, -1))
-        q, k = apply_rope(q, attend.rotation), apply_rope(k, attend.rotation)
-        return self.to_out[0](attend(layer, q, k, v).flatten(-2))
-
-    def keys_values(self, context: Tensor) -> Tensor:
-        """Keys and values of cross-attention, [..., D] -> [2, ..., heads, d]."""
-        v = self.to_v(context)
-        k = self.norm_k(self.to_k(context)).to(v.dtype)
-        return torch.stack((k, v)).unflatten(-1, (self.heads, -1))
-
-    def cross(self, x: Tensor, keys_values: Tensor, backend: str) -> Tensor:
-        """Cross-attention of tokens.
-
-        Args:
-            x: [B, T, N, D] float32.
-            keys_values: [2, B, S, heads, d], or [2, B, T, S, heads, d] for keys of each frame.
-            backend: attention backend.
-
-        Returns:
-            [B, T, N, D].
-        """
-        k, v = keys_values.unbind(0)
-        q = self.norm_q(self.to_q(x)).to(v.dtype).unflatten(-1, (self.heads, -1))
-        if k.ndim == 5:
-            k, v, q = k.flatten(0, 1), v.flatten(0, 1), q.flatten(0, 1)
-        else:
-            q = q.flatten(1, 2)
-        return self.to_out[0](attention(q, k, v, None, backend).reshape(x.shape))
-
-
-class Block(nn.Module):
-    """One transformer block (see the module's docstring)."""
-
-    def __init__(self, config: DenoiserConfig) -> None:
-        super().__init__()
-        dim = config.inner_dim
-        self.norm1 = LayerNorm(dim, eps=config.eps, elementwise_affine=False)
-        self.attn1 = Attention(config)
-        self.has_text = config.text_dim is not None
-        if self.has_text:
-            affine = config.cross_attn_norm
-            self.norm2 = LayerNorm(dim, eps=config.eps) if affine else nn.Identity()
-            self.attn2 = Attention(config)
-        if config.audio_dim is not None:
-            self.audio_norm = LayerNorm(dim, eps=config.eps)
-            self.audio_attn = Attention(config)
-        self.ffn = FeedForward(dim, config.ffn_dim)
-        self.norm3 = LayerNorm(dim, eps=config.eps, elementwise_affine=False)
-        self.scale_shift_table = nn.Parameter(torch.randn(1, 6, dim) / dim**0.5)
-
-    def forward(
-        self,
-        x: Tensor,
-        modulation: Tensor,
-        layer: int,
-        attend: _Dense | _Ring,
-        text: Tensor | None,
-        audio: Tensor | None,
-    ) -> Tensor:
-        """Tokens in, tokens out.
-
-        Args:
-            x: [B, T, N, D] float32.
-            modulation: [B, T, 6, D] float32.
-            layer: index of this block.
-            attend: self-attention, dense or over rings.
-            text: [2, B, Lt, heads, d] or None.
-            audio: [2, B, T, A, heads, d] or None.
-        """
-        m = (self.scale_shift_table.float() + modulation)[..., None, :].unbind(2)  # 6 x [B,T,1,D]
-        h = torch.addcmul(m[0], self.norm1(x), 1 + m[1])
-        x = torch.addcmul(x, self.attn1(h.flatten(1, 2), layer, attend).view_as(x), m[2])
-        if text is not None:
-            x = x + self.attn2.cross(self.norm2(x), text, attend.backend)
-        if audio is not None:
-            x = x + self.audio_attn.cross(self.audio_norm(x), audio, attend.backend)
-        h = torch.addcmul(m[3], self.norm3(x), 1 + m[4])
-        return torch.addcmul(x, self.ffn(h), m[5])
+__all__ = ["CachePass", "CausalDenoiser", "block_causal_mask", "cast_weights"]
 
 
 class CausalDenoiser(nn.Module):
@@ -242,6 +74,10 @@ class CausalDenoiser(nn.Module):
                 nn.init.zeros_(getattr(embedder, name).weight)
         nn.init.zeros_(self.proj_out.weight)
 
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
+
     def prepare(
         self, conditioning: Conditioning, text: PreparedConditioning | None = None
     ) -> PreparedConditioning:
@@ -263,17 +99,19 @@ class CausalDenoiser(nn.Module):
             text_kv = text.text
         elif conditioning.prompt_embeds is not None:
             context = embedder.text_embedder(conditioning.prompt_embeds)
-            text_kv = torch.stack([block.attn2.keys_values(context) for block in self.blocks])
+            text_kv = torch.stack([block.attn2.keys_values(context) for block in self._blocks])
         if conditioning.audio is not None:
             context = embedder.embed_audio(conditioning.audio)
-            audio_kv = torch.stack([block.audio_attn.keys_values(context) for block in self.blocks])
+            audio_kv = torch.stack(
+                [block.audio_attn.keys_values(context) for block in self._blocks]
+            )
         return PreparedConditioning(
             text=text_kv, audio=audio_kv, temb=embedder.addition(conditioning)
         )
 
     def new_cache(self, cache_config: CacheConfig, height: int, width: int) -> RollingKVCache:
         """An empty ring for one stream of `height` by `width` latents, beside the weights."""
-        weight = self.blocks[0].attn1.to_k.weight
+        weight = self._blocks[0].attn1.to_k.weight
         return RollingKVCache(
             cache_config,
             num_layers=self.config.num_layers,
@@ -318,10 +156,10 @@ class CausalDenoiser(nn.Module):
         _, p, q = self.config.patch_size
         b, t, _, h, w = latents.shape
         grid = (h // p, w // q)
-        attend: _Dense | _Ring
+        attend: SelfAttend
         if caches is None:
             positions = range(t) if frame_positions is None else frame_positions
-            attend = _Dense(self._rotation(positions, grid), mask, self.attention_backend)
+            attend = DenseAttention(self._rotation(positions, grid), mask, self.attention_backend)
         else:
             if mask is not None or frame_positions is not None:
                 raise ConfigError("caches know masks and positions; give neither with caches")
@@ -333,7 +171,7 @@ class CausalDenoiser(nn.Module):
         layers = self.config.num_layers
         text = [None] * layers if prepared.text is None else prepared.text.unbind(0)
         audio = [None] * layers if prepared.audio is None else prepared.audio.unbind(0)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self._blocks):
             x = block(x, modulation, i, attend, text[i], audio[i])
         shift, scale = (self.scale_shift_table.float() + temb[:, :, None])[..., None, :].unbind(2)
         x = self.proj_out(torch.addcmul(shift, self.norm_out(x), 1 + scale))
@@ -346,7 +184,7 @@ class CausalDenoiser(nn.Module):
 
     def _ring(
         self, caches: Sequence[CachePass], batch: int, frames: int, grid: tuple[int, int]
-    ) -> _Ring:
+    ) -> RingAttention:
         if len(caches) != batch or any(sum(item.groups) != frames for item in caches):
             raise ShapeError(
                 f"one CachePass per row with groups of {frames} frames in all is needed for "
@@ -364,7 +202,7 @@ class CausalDenoiser(nn.Module):
         starts = [item.start_frame for item in caches]
         rotations = [self._rotation(range(start, start + frames), grid) for start in starts]
         rotation = rotations[0] if len(set(starts)) == 1 else torch.stack(rotations)
-        return _Ring(rotation, caches, self.attention_backend)
+        return RingAttention(rotation, caches, self.attention_backend)
 
     def _check(self, latents: Tensor, timestep: Tensor, prepared: PreparedConditioning) -> None:
         config = self.config
@@ -440,33 +278,3 @@ def cast_weights(denoiser: CausalDenoiser, dtype: torch.dtype) -> CausalDenoiser
 
 
 _FLOAT32_PARTS = ("time_embedder", "scale_shift_table", "norm", "position")
-
-
-def flops(config: DenoiserConfig, height: int, width: int, frames: int, window: int) -> float:
-    """Multiply-adds counted as two, of one cached pass, without `prepare`.
-
-    Args:
-        config: shape of the denoiser.
-        height: latent rows.
-        width: latent columns.
-        frames: latent frames in the pass.
-        window: latent frames attended to.
-
-    Returns:
-        FLOP of linears and attention; norms and activations are left out.
-    """
-    dim, tokens = config.inner_dim, config.tokens_per_frame(height, width)
-    n = frames * tokens
-    patch = config.patch_size[1] * config.patch_size[2]
-    per_token = 4 * dim * dim + 2 * dim * config.ffn_dim  # self-attention and feed-forward
-    scores = window * tokens
-    if config.text_dim is not None:
-        per_token += 2 * dim * dim
-        scores += 512
-    if config.audio_dim is not None:
-        per_token += 2 * dim * dim
-        scores += config.audio_tokens
-    layer = 2 * n * per_token + 4 * n * scores * dim
-    ends = 2 * n * dim * patch * (config.in_channels + config.out_channels)
-    time = 2 * frames * dim * (config.freq_dim + dim + 6 * dim)
-    return float(config.num_layers * layer + ends + time)

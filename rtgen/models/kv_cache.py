@@ -206,6 +206,17 @@ class RollingKVCache:
             self.keys[layer, span.tokens], self.values[layer, span.tokens], span.mask, span.pieces
         )
 
+    def read(self, start_frame: int, frames: int) -> tuple[Tensor, Tensor]:
+        """A copy of the keys and values of some frames in the ring, as they stand now.
+
+        Returns:
+            keys, values: [L, frames * tokens_per_frame, heads, d].
+        """
+        n = self.tokens_per_frame
+        slots = [slice(s * n, (s + count) * n) for _, s, count in self._runs(start_frame, frames)]
+        keys = torch.cat([self.keys[:, slot] for slot in slots], dim=1)
+        return keys, torch.cat([self.values[:, slot] for slot in slots], dim=1)
+
     def commit(self, frames: int) -> None:
         """Declares that the next `frames` frames hold their final keys and values.
 

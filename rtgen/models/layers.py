@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rtgen.config import Activation
+
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, row_tile: int | None) -> Tensor:
     """A linear layer whose product sees a fixed number of batch rows.
@@ -34,7 +36,7 @@ def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, row_tile: int |
     if row_tile is None or len(x) == row_tile:
         return F.linear(x, weight, bias)
     outs = []
-    for tile in x.split(row_tile):
+    for tile in torch.split(x, row_tile):
         missing = row_tile - len(tile)
         full = torch.cat((tile, tile.new_zeros(missing, *tile.shape[1:]))) if missing else tile
         outs.append(F.linear(full, weight, bias)[: len(tile)])
@@ -104,23 +106,24 @@ class Mlp(nn.Module):
         return self.linear_2(self.act(self.linear_1(x)))
 
 
-class _GELUProjection(nn.Module):
-    def __init__(self, dim: int, ffn_dim: int) -> None:
+class _Projection(nn.Module):
+    def __init__(self, dim: int, ffn_dim: int, approximate: str) -> None:
         super().__init__()
         self.proj = Linear(dim, ffn_dim)
+        self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x), approximate="tanh")
+        return F.gelu(self.proj(x), approximate=self.approximate)
 
 
 class FeedForward(nn.Module):
-    """Linear, tanh-GELU, linear; parameters `net.0.proj` and `net.2` as in diffusers."""
+    """Linear, GELU, linear; parameters `net.0.proj` and `net.2` as in diffusers."""
 
-    def __init__(self, dim: int, ffn_dim: int) -> None:
+    def __init__(self, dim: int, ffn_dim: int, activation_fn: Activation) -> None:
         super().__init__()
-        self.net = nn.ModuleList(
-            [_GELUProjection(dim, ffn_dim), nn.Identity(), Linear(ffn_dim, dim)]
-        )
+        approximate = "tanh" if activation_fn == "gelu-approximate" else "none"
+        projection = _Projection(dim, ffn_dim, approximate)
+        self.net = nn.ModuleList([projection, nn.Identity(), Linear(ffn_dim, dim)])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net[2](self.net[0](x))

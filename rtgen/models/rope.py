@@ -124,5 +124,5 @@ def apply_rope(x: Tensor, rotation: Tensor) -> Tensor:
         [..., N, heads, d] float32 (float64 for a float64 `x`).
     """
     wide = x if x.dtype == torch.float64 else x.float()
-    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(wide.reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation.unsqueeze(-2)).flatten(-2)

@@ -37,7 +37,7 @@ def frame_noise(seed: int, frame: int, step: int, shape: Sequence[int]) -> Tenso
     Raises:
         ConfigError: seed, frame or step is out of range.
     """
-    _require_word("seed", seed, 64)
+    require_seed(seed)
     _require_word("frame", frame, 64)
     _require_word("step", step, 32)
     bits = np.random.Philox(
@@ -72,9 +72,21 @@ def chunk_noise(
     Raises:
         ConfigError: a number is out of range.
     """
-    frames = range(start_frame, start_frame + num_frames)
-    noise = torch.stack([frame_noise(seed, frame, step, shape) for frame in frames])
+    on_cuda = device is not None and device.type == "cuda"
+    # Copies from pinned memory do not wait for what the device is doing.
+    noise = torch.empty((num_frames, *shape), pin_memory=on_cuda)
+    for index in range(num_frames):
+        noise[index].copy_(frame_noise(seed, start_frame + index, step, shape))
     return noise if device is None else noise.to(device, non_blocking=True)
+
+
+def require_seed(seed: int) -> None:
+    """Refuses a seed that is not in [0, 2**64).
+
+    Raises:
+        ConfigError: names the range.
+    """
+    _require_word("seed", seed, 64)
 
 
 def _require_word(name: str, value: int, bits: int) -> None:

@@ -107,11 +107,11 @@ class FlowMatchSchedule:
             sigma: noise level of `latents`.
 
         Returns:
-            The same shape, dtype and device as `latents`; the flow's product is taken in float64,
-            as Self-Forcing takes it.
+            The same shape, dtype and device as `latents`, never memory of `output`; a flow is
+            subtracted in float64, as Self-Forcing does.
         """
         if self.prediction_type == "sample":
-            return output.to(latents.dtype)
+            return output.to(latents.dtype, copy=True)
         # A 0-dim CPU operand promotes nothing, so both tensors are widened first.
         x0 = torch.sub(latents.double(), output.double(), alpha=sigma)
         return x0.to(latents.dtype)

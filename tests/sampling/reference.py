@@ -1,0 +1,225 @@
+"""A tiny denoiser, conditioning to feed it, and the slow way to sample: no cache at all.
+
+`whole_clip` recomputes the whole history densely at every step. What a chunk may see is spelled
+out frame by frame, and in relative mode the sink's keys are turned by an explicit angle.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from rtgen.config import CacheConfig, DenoiserConfig, SamplingConfig
+from rtgen.models.blocks import DenseAttention
+from rtgen.models.conditioning import Conditioning
+from rtgen.models.denoiser import CausalDenoiser
+from rtgen.sampling.noise import CLEAN_STEP, frame_noise
+from rtgen.sampling.schedulers import FlowMatchSchedule
+from rtgen.sampling.stream import ChunkStream, run_passes
+
+LATENT_SHAPE = (4, 4, 4)
+CONFIG = DenoiserConfig(
+    num_attention_heads=2,
+    attention_head_dim=12,
+    in_channels=4,
+    out_channels=4,
+    ffn_dim=32,
+    num_layers=2,
+    freq_dim=16,
+    audio_dim=3,
+    audio_tokens=2,
+    num_states=3,
+)
+SAMPLING = SamplingConfig(timesteps=(1000, 500), warp=True)
+
+
+def make_denoiser(**changes: Any) -> CausalDenoiser:
+    """A denoiser whose every parameter is random, so that no part of it can be left out."""
+    denoiser = CausalDenoiser(replace(CONFIG, **changes)).requires_grad_(False)
+    generator = torch.Generator().manual_seed(11)
+    for parameter in denoiser.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return denoiser
+
+
+def make_conditioning(
+    num_frames: int, seed: int, config: DenoiserConfig = CONFIG, prompt: Tensor | None = None
+) -> Conditioning:
+    """Random conditioning of some frames."""
+    generator = torch.Generator().manual_seed(seed)
+    audio = state = None
+    if config.audio_dim is not None:
+        shape = (1, num_frames, config.audio_tokens, config.audio_dim)
+        audio = torch.randn(shape, generator=generator)
+    if config.num_states:
+        state = torch.randint(config.num_states, (1, num_frames), generator=generator)
+    return Conditioning(audio=audio, state=state, prompt_embeds=prompt)
+
+
+def make_script(
+    chunks: int, frames_per_chunk: int, seed: int = 0, config: DenoiserConfig = CONFIG
+) -> list[Conditioning]:
+    """Conditioning of consecutive chunks."""
+    return [make_conditioning(frames_per_chunk, 1000 * seed + i, config) for i in range(chunks)]
+
+
+def make_stream(
+    denoiser: CausalDenoiser,
+    cache_config: CacheConfig,
+    sampling_config: SamplingConfig = SAMPLING,
+    *,
+    latent_shape: tuple[int, int, int] = LATENT_SHAPE,
+    seed: int = 5,
+    **more: Any,
+) -> ChunkStream:
+    """A stream of the toy's latent size."""
+    return ChunkStream(
+        denoiser, cache_config, sampling_config, latent_shape=latent_shape, seed=seed, **more
+    )
+
+
+def play(stream: ChunkStream, script: Sequence[Conditioning]) -> Tensor:
+    """Generates one chunk after the other, each begun as soon as the last one is out."""
+    return torch.cat([stream.step(conditioning) for conditioning in script])
+
+
+def play_idle(stream: ChunkStream, script: Sequence[Conditioning]) -> Tensor:
+    """The same, but every clean pass is run before the next chunk is begun."""
+    chunks = []
+    for conditioning in script:
+        while stream.num_owed:
+            run_passes(stream.denoiser, [stream])
+        chunks.append(stream.step(conditioning))
+    return torch.cat(chunks)
+
+
+def whole_clip(
+    denoiser: CausalDenoiser,
+    cache_config: CacheConfig,
+    sampling_config: SamplingConfig,
+    script: Sequence[Conditioning],
+    *,
+    seed: int = 5,
+    given: Sequence[tuple[Tensor, Conditioning]] = (),
+    latent_shape: tuple[int, int, int] = LATENT_SHAPE,
+) -> Tensor:
+    """What a stream must produce: [T, C, h, w] of the scripted chunks.
+
+    Args:
+        denoiser: the network.
+        cache_config: window, sink, position mode; the rest is not read.
+        sampling_config: steps and noise.
+        script: conditioning of each chunk.
+        seed: of the noise.
+        given: clean chunks before the first one, with their conditioning.
+        latent_shape: of one frame.
+    """
+    schedule = FlowMatchSchedule.from_config(sampling_config, denoiser.config.prediction_type)
+    context = torch.zeros(0, *latent_shape)
+    chunks: list[tuple[int, int]] = []
+    history: list[Conditioning] = []
+    produced = []
+
+    def noise(start: int, frames: int, step: int) -> Tensor:
+        return torch.stack([frame_noise(seed, start + i, step, latent_shape) for i in range(frames)])
+
+    for x0, conditioning in [*given, *((None, item) for item in script)]:
+        start = len(context)
+        frames = len(x0) if x0 is not None else _num_frames(conditioning)
+        chunks.append((start, start + frames))
+        history.append(conditioning)
+        if x0 is None:
+            latents = noise(start, frames, 0)
+            for step, sigma in enumerate(schedule.sigmas):
+                timestep = torch.tensor(
+                    [schedule.context_timestep] * start + [schedule.timesteps[step]] * frames
+                )
+                output = dense_pass(
+                    denoiser, cache_config, chunks, torch.cat((context, latents)), timestep, history
+                )[start:]
+                flow = output.double()
+                x0 = flow if schedule.prediction_type == "sample" else latents - sigma * flow
+                if step + 1 < schedule.num_steps:
+                    level = schedule.sigmas[step + 1]
+                    fresh = noise(start, frames, step + 1).double()
+                    if sampling_config.renoise == "ode":
+                        fresh = (latents - (1 - sigma) * x0) / sigma
+                    latents = ((1 - level) * x0 + level * fresh).float()
+            produced.append(x0.float())
+        sigma = sampling_config.context_noise
+        finished = (1 - sigma) * x0 + sigma * noise(start, frames, CLEAN_STEP)
+        context = torch.cat((context, finished.float()))
+    return torch.cat(produced)
+
+
+def dense_pass(
+    denoiser: CausalDenoiser,
+    cache_config: CacheConfig,
+    chunks: Sequence[tuple[int, int]],
+    latents: Tensor,
+    timestep: Tensor,
+    history: Sequence[Conditioning],
+) -> Tensor:
+    """One forward over all frames so far, each chunk seeing what it may see; [T, C, h, w]."""
+    joined = Conditioning(
+        prompt_embeds=history[-1].prompt_embeds,
+        audio=_join([item.audio for item in history]),
+        state=_join([item.state for item in history]),
+    )
+    with torch.no_grad(), dense_attention(cache_config, chunks):
+        prepared = denoiser.prepare(joined)
+        output: Tensor = denoiser(latents[None], timestep[None], prepared)
+    return output[0]
+
+
+@contextmanager
+def dense_attention(
+    cache_config: CacheConfig, chunks: Sequence[tuple[int, int]]
+) -> Iterator[None]:
+    """Replaces dense self-attention by a loop over chunks and the frames each may see."""
+    window, sink = cache_config.window, cache_config.sink
+    relative = cache_config.position_mode == "relative"
+
+    def attend(self: DenseAttention, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        frames = chunks[-1][1]
+        q, k, v = (x[0].unflatten(0, (frames, -1)) for x in (q, k, v))  # [T, N, heads, d]
+        outs = []
+        for start, end in chunks:
+            seen = [f for f in range(end) if f < sink or f >= end - (window - sink)]
+            keys = k.clone()
+            if relative:
+                keys[:sink] = turn(k[:sink], max(0, end - window))
+            scores = torch.einsum("tnhd,smhd->htnsm", q[start:end], keys[seen])
+            weights = (scores / q.shape[-1] ** 0.5).flatten(-2).softmax(-1).view_as(scores)
+            outs.append(torch.einsum("htnsm,smhd->tnhd", weights, v[seen]))
+        return torch.cat(outs).flatten(0, 1)[None]
+
+    with patch.object(DenseAttention, "__call__", attend):
+        yield
+
+
+def turn(keys: Tensor, frames: int) -> Tensor:
+    """Keys [..., d] moved by some frames along time: the first pairs turn, the others stay."""
+    dim = keys.shape[-1] - 4 * (keys.shape[-1] // 6)
+    for pair in range(dim // 2):
+        angle = torch.tensor(frames * 10000.0 ** (-2 * pair / dim), dtype=torch.float64)
+        a, b = keys[..., 2 * pair].clone(), keys[..., 2 * pair + 1].clone()
+        keys = keys.clone()
+        keys[..., 2 * pair] = a * angle.cos() - b * angle.sin()
+        keys[..., 2 * pair + 1] = a * angle.sin() + b * angle.cos()
+    return keys
+
+
+def _num_frames(conditioning: Conditioning) -> int:
+    part = conditioning.audio if conditioning.audio is not None else conditioning.state
+    assert part is not None
+    return part.shape[1]
+
+
+def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.cat(given, dim=1) if given else None
