@@ -113,11 +113,13 @@ class Trainer:
         """Trains to the end of the budget.
 
         Args:
-            loss_of: returns the terms of a step; "loss" is minimised, all are logged.
+            loss_of: returns the terms of a step (0, 1, ...; counted on after a resume); "loss" is
+                minimised, all are logged.
             evaluate: called every `evaluate_every` steps and at the end, on averaged weights.
             evaluate_every: steps.
         """
         saved = started = time.monotonic()
+        first = self.step
         means: dict[str, float] = {}
         for step in self._steps():
             terms = loss_of(step)
@@ -134,18 +136,19 @@ class Trainer:
             if evaluate is not None and (self.step % evaluate_every == 0 or last):
                 with self.averaged_weights():
                     means_now = {**means, **evaluate()}
-                self._log({**means_now, "s_per_step": (time.monotonic() - started) / (step + 1)})
+                self._log(
+                    {**means_now, "s_per_step": (time.monotonic() - started) / (self.step - first)}
+                )
             if last or time.monotonic() - saved > self.config.save_every_s:
                 self.save()
                 saved = time.monotonic()
 
     def _steps(self) -> Iterator[int]:
-        first = self.step
         while self.step < self.config.steps:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.config.rate(self.step)
             self.step += 1
-            yield self.step - 1 - first
+            yield self.step - 1
 
     @torch.no_grad()
     def _average(self) -> None:

@@ -125,7 +125,9 @@ def whole_clip(
     produced = []
 
     def noise(start: int, frames: int, step: int) -> Tensor:
-        return torch.stack([frame_noise(seed, start + i, step, latent_shape) for i in range(frames)])
+        return torch.stack(
+            [frame_noise(seed, start + i, step, latent_shape) for i in range(frames)]
+        )
 
     for x0, conditioning in [*given, *((None, item) for item in script)]:
         start = len(context)
@@ -177,9 +179,7 @@ def dense_pass(
 
 
 @contextmanager
-def dense_attention(
-    cache_config: CacheConfig, chunks: Sequence[tuple[int, int]]
-) -> Iterator[None]:
+def dense_attention(cache_config: CacheConfig, chunks: Sequence[tuple[int, int]]) -> Iterator[None]:
     """Replaces dense self-attention by a loop over chunks and the frames each may see."""
     window, sink = cache_config.window, cache_config.sink
     relative = cache_config.position_mode == "relative"
