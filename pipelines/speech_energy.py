@@ -30,7 +30,7 @@ class EnergyState:
 class SpeechEnergy:
     """Streaming loudness of speech per frame, 0..1.3, by its own slow level; 0 for room noise.
 
-    The level rises towards loud frames in about 0.15 s and falls in 15 s, only while there is
+    The level rises towards loud frames in about 0.15 s and falls in 6 s, only while there is
     speech. The floor follows the quietest frames at once and rises by 3 dB a second; speech dips
     often enough to hold it down, a steady noise lets it up.
     """
@@ -71,7 +71,7 @@ class SpeechEnergy:
             s.floor = min(max(min(value, s.floor * 10 ** (0.15 / FPS)), 0.001), 0.1)
             gate = min(max(value / s.floor / 2.0 - 1.0, 0.0), 1.0)
             if gate > 0.0:
-                rate = 0.25 if value > s.level else 1.0 / (15.0 * FPS)
+                rate = 0.25 if value > s.level else 1.0 / (6.0 * FPS)
                 s.level = max(s.level + rate * (value - s.level), 0.01)
             out[i] = min(gate * value / s.level, 1.3)
         return out

@@ -1,26 +1,28 @@
-"""Where the shipped models, avatars and sounds are.
+"""Where the shipped models and sounds are.
 
 An installed wheel carries them as `rtgen/_assets`; in a checkout they are `assets/` beside the
-packages. A model and an avatar are folders there, named as on the command line.
+packages. A model is a folder there, named as on the command line; it holds its avatars.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rtgen.errors import CheckpointError, ConfigError
 
-__all__ = ["Kind", "assets_root", "find_asset", "list_assets"]
+__all__ = ["Kind", "assets_root", "default_model", "find_asset", "list_assets", "model_facts"]
 
-Kind = Literal["model", "avatar", "audio"]
+Kind = Literal["model", "audio"]
 
-FOLDERS: dict[Kind, str] = {"model": "models", "avatar": "avatars", "audio": "audio"}
+MODEL_FILE = "model.json"
+FOLDERS: dict[Kind, str] = {"model": "models", "audio": "audio"}
 
 
 def assets_root() -> Path:
-    """Returns the folder that holds models/, avatars/ and audio/.
+    """Returns the folder that holds models/ and audio/.
 
     Raises:
         CheckpointError: there is none, so this is neither a checkout nor a complete installation.
@@ -40,7 +42,7 @@ def list_assets(kind: Kind, root: Path | None = None) -> tuple[str, ...]:
     """Returns the names of what is there, sorted.
 
     Args:
-        kind: "model" and "avatar" are folders, "audio" files.
+        kind: "model" for folders, "audio" for files.
         root: another assets folder.
     """
     folder = (root or assets_root()) / FOLDERS[kind]
@@ -51,7 +53,7 @@ def list_assets(kind: Kind, root: Path | None = None) -> tuple[str, ...]:
 
 
 def find_asset(kind: Kind, name: str | os.PathLike[str], root: Path | None = None) -> Path:
-    """Returns the folder of a model or avatar, or a sound file.
+    """Returns the folder of a model, or a sound file.
 
     Args:
         kind: what is looked for.
@@ -73,3 +75,35 @@ def find_asset(kind: Kind, name: str | os.PathLike[str], root: Path | None = Non
         return (root or assets_root()) / FOLDERS[kind] / text
     there = ", ".join(names) or "none"
     raise ConfigError(f"unknown {kind} {text!r}; there is: {there} (in {root or assets_root()})")
+
+
+def default_model(root: Path | None = None) -> str:
+    """Returns the name of the shipped model.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    names = list_assets("model", root)
+    if len(names) != 1:
+        there = ", ".join(names) or f"none in {root or assets_root()}"
+        raise ConfigError(f"choose a model by --model or RTGEN_MODEL; there is: {there}")
+    return names[0]
+
+
+def model_facts(folder: Path) -> dict[str, Any]:
+    """Returns what a model's description says of it, for lists of models.
+
+    The pipeline that runs the model validates the description; here it is only read.
+
+    Returns:
+        "name" of the folder, "avatars" and "steps" where the description has them, or "error".
+    """
+    try:
+        values = json.loads((folder / MODEL_FILE).read_text(encoding="utf-8"))
+        return {
+            "name": folder.name,
+            "avatars": list(values.get("avatars", ())),
+            "steps": [len(sampling["timesteps"]) for sampling in values.get("samplings", ())],
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return {"name": folder.name, "error": f"{MODEL_FILE} cannot be read: {error}"}

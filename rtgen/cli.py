@@ -194,8 +194,9 @@ def _run_render(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
     )
     line = ProgressLine(sys.stderr)
-    with StopOnSignal() as stop:
-        report = _look_up("pipelines.render:render")(config, on_progress=line.show, stop=stop)
+    # Until the model is loaded there is nothing to keep, and Ctrl-C ends the program as ever.
+    with _look_up("pipelines.render:RenderJob")(config) as job, StopOnSignal() as stop:
+        report = job.run(on_progress=line.show, stop=stop)
     line.end()
     if report.is_partial:
         kept = f"the first {report.duration_s:.2f} s are in {report.path}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rtgen import __version__
-from rtgen.assets import assets_root, list_assets
+from rtgen.assets import assets_root, find_asset, list_assets, model_facts
 from rtgen.errors import BackendUnavailable, CheckpointError
 from rtgen.models.attention import BACKENDS, resolve_backend
 
@@ -96,21 +96,21 @@ def collect() -> dict[str, Any]:
     Returns:
         "versions": {name: version or None}, "platform", "devices": a list of dicts with "name" and
         "model", "attention": {device: {backend: "yes" or "no: reason"}}, "assets": path or None,
-        "models", "avatars", "audio": names.
+        "models": a list as of `model_facts`, "audio": names.
     """
     devices = [_cpu(), *_gpus()]
     try:
         root: Path | None = assets_root()
     except CheckpointError:
         root = None
+    models = list_assets("model", root) if root else ()
     return {
         "versions": _versions(),
         "platform": f"{sys.platform} {platform.machine()}",
         "devices": devices,
         "attention": {device["name"]: _backends(device["name"]) for device in devices},
         "assets": str(root) if root else None,
-        "models": list(list_assets("model", root)) if root else [],
-        "avatars": list(list_assets("avatar", root)) if root else [],
+        "models": [model_facts(find_asset("model", name, root)) for name in models],
         "audio": list(list_assets("audio", root)) if root else [],
     }
 
@@ -125,15 +125,21 @@ def as_text(info: dict[str, Any]) -> str:
     lines.append(f"platform   {info['platform']}")
     for device in info["devices"]:
         name, model, *rest = device.values()
-        facts = [
+        details = [
             f"{key.replace('_', ' ')} {' '.join(value) if isinstance(value, list) else value}"
             for key, value in zip(list(device)[2:], rest, strict=True)
         ]
-        lines.append(f"device     {name}: {model} ({'; '.join(facts)})")
+        lines.append(f"device     {name}: {model} ({'; '.join(details)})")
     for device, backends in info["attention"].items():
         usable = ", ".join(name for name, text in backends.items() if text == "yes")
         lines.append(f"attention  {device}: {usable}")
     lines.append(f"assets     {info['assets'] or 'none: install rtgen again'}")
-    for key in ("models", "avatars", "audio"):
-        lines.append(f"{key:<11}{', '.join(info[key]) or 'none'}")
+    for model in info["models"]:
+        facts = model.get("error") or (
+            f"avatars {', '.join(model['avatars'])}; steps {', '.join(map(str, model['steps']))}"
+        )
+        lines.append(f"model      {model['name']} ({facts})")
+    if not info["models"]:
+        lines.append("models     none")
+    lines.append(f"audio      {', '.join(info['audio']) or 'none'}")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 `SlowStream` runs the denoiser chunk by chunk in float64 and remembers, for every layer and frame,
 the keys before rotation. For every chunk it gathers the frames it may see one by one, gives them
-positions, rotates pair by pair and attends head by head.
+positions, rotates pair by pair and attends query by query.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ _Activation = Callable[[Tensor], Tensor]
 def slow_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention of q [N, heads, d] over k, v [S, heads, d], query by query; mask [N, S] bool."""
     out = torch.empty_like(q)
-    for head in range(q.shape[1]):
-        for i in range(len(q)):
-            allowed = torch.ones(len(k), dtype=torch.bool) if mask is None else mask[i]
-            scores = (k[allowed, head] @ q[i, head]) / math.sqrt(q.shape[-1])
-            weights = torch.exp(scores - scores.max())
-            out[i, head] = (weights / weights.sum()) @ v[allowed, head]
+    for i in range(len(q)):
+        allowed = torch.ones(len(k), dtype=torch.bool) if mask is None else mask[i]
+        scores = (k[allowed] * q[i]).sum(-1) / math.sqrt(q.shape[-1])  # [S, heads]
+        weights = torch.exp(scores - scores.amax(0))
+        out[i] = ((weights / weights.sum(0))[..., None] * v[allowed]).sum(0)
     return out
 
 
@@ -36,20 +35,20 @@ def slow_rotate(x: Tensor, frame: int, columns: int) -> Tensor:
     """Rotates the keys or queries of one frame, x [N, heads, d], tokens row by row."""
     d = x.shape[-1]
     spatial = 2 * (d // 6)
-    out = x.clone()
-    for token in range(len(x)):
-        start = 0
-        for dim, position in (
-            (d - 2 * spatial, frame),
-            (spatial, token // columns),
-            (spatial, token % columns),
-        ):
-            for i in range(dim // 2):
-                angle = position / 10000 ** (2 * i / dim)
-                a, b = x[token, :, start + 2 * i], x[token, :, start + 2 * i + 1]
-                out[token, :, start + 2 * i] = a * math.cos(angle) - b * math.sin(angle)
-                out[token, :, start + 2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
-            start += dim
+    tokens = torch.arange(len(x), dtype=torch.float64)
+    frames = torch.full_like(tokens, frame)
+    out, start = x.clone(), 0
+    for dim, position in (
+        (d - 2 * spatial, frames),
+        (spatial, tokens // columns),
+        (spatial, tokens % columns),
+    ):
+        for i in range(dim // 2):
+            angle = (position / 10000 ** (2 * i / dim))[:, None]
+            a, b = x[..., start + 2 * i], x[..., start + 2 * i + 1]
+            out[..., start + 2 * i] = a * angle.cos() - b * angle.sin()
+            out[..., start + 2 * i + 1] = a * angle.sin() + b * angle.cos()
+        start += dim
     return out
 
 

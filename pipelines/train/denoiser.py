@@ -25,7 +25,7 @@ from pipelines.train.loop import (
     add_train_arguments,
     train_config,
 )
-from pipelines.train.store import UnitTrack, load_unit_tracks
+from pipelines.train.unit_tracks import UnitTrack, load_unit_tracks
 from rtgen.config import CacheConfig, DenoiserConfig
 from rtgen.models.conditioning import Conditioning
 from rtgen.models.denoiser import CausalDenoiser, block_causal_mask

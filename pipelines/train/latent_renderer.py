@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from decoders.quality import psnr
 from decoders.unit_conv import UnitConvConfig, UnitDecoder, UnitEncoder
-from pipelines.train.autoencoder import psnr
 from pipelines.train.loop import TrainConfig, Trainer, add_train_arguments, train_config
 from pipelines.train.store import Clip, load_clips
 from rtgen.errors import CheckpointError

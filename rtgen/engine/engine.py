@@ -128,7 +128,8 @@ class Engine:
         with self._signal:
             if self._is_closing:
                 raise StreamClosed("the engine is closed; make a new one")
-            if len(self._slots) >= self._max_sessions:
+            taken = sum(not slot.core.is_ended for slot in self._slots)
+            if taken >= self._max_sessions:
                 reason = f"all {self._max_sessions} places for sessions are taken"
                 return Refusal(reason=reason, retry_after_s=RETRY_AFTER_S)
             self._slots.append(_Slot(core, spec))

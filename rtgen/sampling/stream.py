@@ -163,7 +163,7 @@ class ChunkStream:
         afterwards, except `prompt_embeds`: the same tensor object means the same prompt.
 
         Args:
-            conditioning: of the chunk's `frames_per_chunk` frames, B = 1.
+            conditioning: of the chunk's `frames_per_chunk` frames, B = 1, on any device.
 
         Raises:
             ConfigError: a chunk is running, or conditioning does not fit the denoiser.
@@ -295,7 +295,8 @@ class ChunkStream:
         embeds, latest = conditioning.prompt_embeds, state.conditions
         known = latest is not None and embeds is not None and latest.prompt_embeds is embeds
         text = latest.prepared if latest is not None and known else None
-        return Conditions(self.denoiser.prepare(conditioning, text=text), embeds)
+        prepared = self.denoiser.prepare(conditioning.to(self.device), text=text)
+        return Conditions(prepared, embeds)
 
     def _noise(self, state: StreamState, start: int, num_frames: int, step: int) -> Tensor:
         return chunk_noise(state.seed, start, num_frames, step, self.latent_shape, self.device)

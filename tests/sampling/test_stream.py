@@ -30,6 +30,7 @@ from tests.sampling.reference import (
 # (frames_per_chunk, window, sink)
 SHAPES = [(1, 3, 0), (1, 4, 1), (1, 6, 3), (3, 6, 0), (3, 7, 1), (3, 9, 3)]
 MODES = ["absolute", "relative"]
+CLIP_FRAMES = 24  # beyond the 21 that public models were trained on
 
 Play = Callable[[ChunkStream, Sequence[Conditioning]], Tensor]
 
@@ -52,11 +53,12 @@ def check_whole_clip(
     *,
     play: Play = play,
     stream_sampling: SamplingConfig | None = None,
+    frames: int = CLIP_FRAMES,
     **changes: object,
 ) -> None:
     denoiser = make_denoiser(**changes)
-    frames = cache_config.frames_per_chunk
-    script = make_script(30 // frames, frames, config=denoiser.config)
+    length = cache_config.frames_per_chunk
+    script = make_script(frames // length, length, config=denoiser.config)
     stream = make_stream(denoiser, cache_config, stream_sampling or sampling)
     assert_close(play(stream, script), whole_clip(denoiser, cache_config, sampling, script))
 
@@ -83,7 +85,7 @@ def test_stream_equals_whole_clip(shape: tuple[int, int, int], mode: str, merge:
 def test_other_sampling_equals_whole_clip(
     shape: tuple[int, int, int], merge: bool, sampling: SamplingConfig
 ) -> None:
-    check_whole_clip(cache(shape, merge=merge), sampling)
+    check_whole_clip(cache(shape, merge=merge), sampling, frames=12)
 
 
 def test_sample_prediction_equals_whole_clip() -> None:
@@ -115,7 +117,7 @@ def lose_sink(stream: ChunkStream, script: Sequence[Conditioning]) -> Tensor:
 @pytest.mark.parametrize("bug", [skip_clean_pass, lose_sink])
 def test_whole_clip_catches_a_broken_cache(bug: Play) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        check_whole_clip(cache((1, 4, 1)), play=bug)
+        check_whole_clip(cache((1, 4, 1)), play=bug, frames=9)
 
 
 def test_whole_clip_catches_noise_keyed_by_call_order() -> None:
@@ -130,13 +132,13 @@ def test_whole_clip_catches_noise_keyed_by_call_order() -> None:
         patch.object(stream_module, "chunk_noise", noise),
         pytest.raises(AssertionError, match="not close"),
     ):
-        check_whole_clip(cache((1, 4, 1)))
+        check_whole_clip(cache((1, 4, 1)), frames=9)
 
 
 def test_whole_clip_catches_ignored_context_noise() -> None:
     noisy = SamplingConfig(timesteps=(1000, 500), warp=True, context_noise=0.1)
     with pytest.raises(AssertionError, match="not close"):
-        check_whole_clip(cache((1, 4, 1)), noisy, stream_sampling=SAMPLING)
+        check_whole_clip(cache((1, 4, 1)), noisy, stream_sampling=SAMPLING, frames=9)
 
 
 @pytest.mark.parametrize("wrong", [(1, 5, 1), (1, 4, 0)])
@@ -158,7 +160,7 @@ def test_whole_clip_catches_the_other_position_mode() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_merged_pass_equals_separate_passes(shape: tuple[int, int, int], mode: str) -> None:
     denoiser, frames = make_denoiser(), shape[0]
-    script = make_script(30 // frames, frames)
+    script = make_script(CLIP_FRAMES // frames, frames)
     separate = play(make_stream(denoiser, cache(shape, mode)), script)
     merged = play(make_stream(denoiser, cache(shape, mode, merge=True)), script)
     assert_close(merged, separate)

@@ -1,0 +1,339 @@
+"""The talking avatar: sound, state and gestures in, a face out.
+
+A unit's sound becomes mel tokens and an energy per frame; energy, state and gesture drive the
+motion controller; tokens, state and controls condition the denoiser; the decoder paints.
+
+The reference latent of the identity is the first frame of every stream; the sink keeps it in sight
+for ever.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from decoders.base import MemorylessDecoder
+from decoders.unit_conv import UnitDecoder
+from pipelines.audio import MelFrontEnd
+from pipelines.avatar_model import (
+    AvatarConfig,
+    as_decoder,
+    load_config,
+    load_decoder,
+    load_denoiser,
+    load_references,
+    save_avatar_model,
+)
+from pipelines.base import fastest_dtype, require_device, require_dtype, to_uint8
+from pipelines.motion import MotionController, MotionState
+from pipelines.speech_energy import EnergyState, SpeechEnergy
+from rtgen.engine.contract import UnitInput
+from rtgen.errors import ConfigError
+from rtgen.models.conditioning import Conditioning
+from rtgen.models.denoiser import CausalDenoiser, cast_weights
+from rtgen.sampling.stream import ChunkStream
+from rtgen.types import EVENTS, Pixels, SessionSpec, UnitFormat
+
+__all__ = ["AvatarConditioner", "AvatarPipeline", "AvatarSession", "save_avatar_model"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionerState:
+    """Everything an `AvatarConditioner` carries from unit to unit."""
+
+    mel: npt.NDArray[np.float32]
+    energy: EnergyState
+    motion: MotionState
+
+
+class AvatarConditioner:
+    """Turns unit inputs into conditioning; sound features and motion live here.
+
+    Args:
+        config: of the model.
+        seed: of the motion.
+    """
+
+    def __init__(self, config: AvatarConfig, seed: int) -> None:
+        self._config = config
+        self._mel = MelFrontEnd(config.mel)
+        self._energy = SpeechEnergy()
+        self._motion = MotionController(seed)
+
+    def step(self, unit: UnitInput) -> Conditioning:
+        """Conditioning of the next unit, B = T = 1, on the CPU.
+
+        Raises:
+            ConfigError: an unknown gesture.
+            ShapeError: the sound has another length.
+        """
+        denoiser, mel = self._config.denoiser, self._config.mel
+        if unit.event not in EVENTS:
+            raise ConfigError(f"event must be one of {EVENTS}, got {unit.event!r}")
+        event = EVENTS.index(unit.event)
+        tokens = self._mel.step(unit.audio)
+        energy = self._energy.push(unit.audio[: mel.unit])
+        controls = self._motion.step(unit.state, unit.event if event else None, energy)
+        return Conditioning(
+            audio=torch.from_numpy(tokens)[None, None],
+            state=torch.tensor([[int(unit.state)]]),
+            event=torch.tensor([[event]]) if denoiser.num_events else None,
+            control=torch.from_numpy(controls).reshape(1, 1, -1),
+        )
+
+    def snapshot(self) -> ConditionerState:
+        """An independent copy of the state."""
+        return ConditionerState(
+            self._mel.snapshot(), self._energy.snapshot(), self._motion.snapshot()
+        )
+
+    def restore(self, state: ConditionerState) -> None:
+        """Continues from `state`: the same inputs then give the same bits."""
+        self._mel.restore(state.mel)
+        self._energy.restore(state.energy)
+        self._motion.restore(state.motion)
+
+
+class AvatarSession:
+    """`rtgen.engine.contract.PipelineSession` of the avatar."""
+
+    def __init__(self, pipeline: AvatarPipeline, spec: SessionSpec) -> None:
+        config = pipeline.config
+        self._pipeline = pipeline
+        self._chunk = config.cache.frames_per_chunk
+        self._stream: ChunkStream | None = ChunkStream(
+            pipeline.denoiser,
+            config.cache,
+            config.sampling(spec.num_inference_steps),
+            latent_shape=config.latent_shape,
+            seed=spec.seed,
+        )
+        self._conditioner = AvatarConditioner(config, spec.seed)
+        # States before each of the latest units: what a roll-back returns to.
+        depth = config.cache.lead + self._chunk
+        self._before: deque[ConditionerState] = deque(maxlen=depth)
+        _, height, width = config.latent_shape
+        decoder, device = pipeline.decoder, pipeline.device
+        self._decoder_state = decoder.new_state(height, width, pipeline.decoder_dtype, device)
+        reference = pipeline.reference(spec.avatar)
+        self._stream.prime(reference, _to(config.neutral(len(reference)), device))
+        for frame in reference:
+            decoder.step([self._decoder_state], pipeline.denormalise(frame)[None, None])
+
+    @property
+    def stream(self) -> ChunkStream:
+        if self._stream is None:
+            raise ConfigError("the session is closed")
+        return self._stream
+
+    def begin(self, units: Sequence[UnitInput]) -> None:
+        if len(units) != self._chunk:
+            raise ConfigError(f"a chunk is {self._chunk} units, got {len(units)}")
+        rows: list[Conditioning] = []
+        for unit in units:
+            self._before.append(self._conditioner.snapshot())
+            rows.append(self._conditioner.step(unit))
+        self.stream.begin(_to(_join(rows), self._pipeline.device))
+
+    def decode(self, x0: Tensor) -> Pixels:
+        pipeline = self._pipeline
+        units = [
+            pipeline.decoder.step([self._decoder_state], pipeline.denormalise(frame)[None, None])[0]
+            for frame in x0
+        ]
+        return to_uint8(torch.cat(units))
+
+    def rollback(self, units: int) -> None:
+        if not 0 <= units <= len(self._before):
+            raise ConfigError(f"can take back 0 to {len(self._before)} units, got {units}")
+        running = self._chunk if self.stream.is_running else 0
+        self.stream.rollback(max(units - running, 0))
+        self._decoder_state.rollback(max(units - running, 0))
+        if units:
+            for _ in range(units):
+                state = self._before.pop()
+            self._conditioner.restore(state)
+
+    def set_num_inference_steps(self, steps: int) -> None:
+        self.stream.set_sampling(self._pipeline.config.sampling(steps))
+
+    def close(self) -> None:
+        self._stream = None
+        self._before.clear()
+
+
+class AvatarPipeline:
+    """`rtgen.engine.contract.Pipeline` of an avatar model; see `from_directory`.
+
+    Args:
+        config: of the model.
+        denoiser: for inference, already on the device in the dtype that serves.
+        network: of the decoder, likewise.
+        decoder_dtype: of the decoder's weights.
+        references: per avatar [T, C, h, w] normalised latents.
+        device: where all of it is.
+    """
+
+    def __init__(
+        self,
+        config: AvatarConfig,
+        denoiser: CausalDenoiser,
+        network: UnitDecoder,
+        decoder_dtype: torch.dtype,
+        references: dict[str, Tensor],
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.denoiser = denoiser
+        self.decoder: MemorylessDecoder = as_decoder(network, config, decoder_dtype)
+        self.decoder_dtype = decoder_dtype
+        self.device = device
+        self._references = {name: value.to(device) for name, value in references.items()}
+        shape = (len(config.latent_mean), 1, 1)
+        self._mean = torch.tensor(config.latent_mean, device=device).view(shape)
+        self._std = torch.tensor(config.latent_std, device=device).view(shape)
+
+    @classmethod
+    def from_directory(
+        cls, folder: Path | str, *, device: str = "cpu", dtype: str = "auto"
+    ) -> AvatarPipeline:
+        """Loads a model folder (`pipelines.avatar_model`).
+
+        Args:
+            folder: the model.
+            device: "cpu" or a CUDA device.
+            dtype: "float32", "bfloat16" or "float16" for both networks, or "auto": on the CPU
+                each network runs once in bfloat16 and float32, and the faster is taken and logged.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, or does not fit.
+            ConfigError: an unknown device or dtype name.
+            BackendUnavailable: the device is not there.
+        """
+        place, asked = require_device(device), require_dtype(dtype)
+        config = load_config(folder)
+        denoiser, network = load_denoiser(folder, config), load_decoder(folder, config)
+        denoiser_dtype = asked or fastest_dtype(
+            "denoiser", place, lambda dtype: _denoiser_trial(denoiser, config, dtype)
+        )
+        decoder_dtype = asked or fastest_dtype(
+            "decoder", place, lambda dtype: _decoder_trial(network, config, dtype)
+        )
+        return cls(
+            config,
+            cast_weights(denoiser, denoiser_dtype).to(place),
+            network.to(place),
+            decoder_dtype,
+            load_references(folder, config),
+            place,
+        )
+
+    @property
+    def format(self) -> UnitFormat:
+        return self.config.unit_format
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def avatars(self) -> tuple[str, ...]:
+        """Names of the identities; the first is the default."""
+        return self.config.avatars
+
+    def check(self, spec: SessionSpec) -> None:
+        self.config.sampling(spec.num_inference_steps)
+        self.reference(spec.avatar)
+
+    def open(self, spec: SessionSpec) -> AvatarSession:
+        """Builds and primes a session.
+
+        Raises:
+            ConfigError: an unknown avatar, or a number of steps that the model has not.
+        """
+        return AvatarSession(self, spec)
+
+    def describe(self) -> dict[str, Any]:
+        config, parts = self.config, (self.denoiser, self.decoder.network)
+        return {
+            "model": config.name,
+            "avatars": list(config.avatars),
+            "size": [config.decoder.size, config.decoder.size],
+            "fps": config.fps,
+            "steps": list(config.steps),
+            "default_steps": config.default_steps,
+            "window": config.cache.window,
+            "parameters": [sum(p.numel() for p in part.parameters()) for part in parts],
+            "device": str(self.device),
+            "denoiser_dtype": str(self.denoiser.patch_embedding.weight.dtype)[6:],
+            "decoder_dtype": str(self.decoder_dtype)[6:],
+        }
+
+    def reference(self, avatar: str | None) -> Tensor:
+        """Reference latents [T, C, h, w] of an identity, None for the first.
+
+        Raises:
+            ConfigError: no such identity.
+        """
+        name = self.avatars[0] if avatar is None else avatar
+        if name not in self._references:
+            raise ConfigError(f"avatar must be one of {list(self.avatars)}, got {name!r}")
+        return self._references[name]
+
+    def denormalise(self, latents: Tensor) -> Tensor:
+        """[..., C, h, w], as the denoiser has them, to the decoder's scale."""
+        return latents * self._std + self._mean
+
+
+def _to(conditioning: Conditioning, device: torch.device) -> Conditioning:
+    parts = (conditioning.audio, conditioning.state, conditioning.event, conditioning.control)
+    audio, state, event, control = (None if x is None else x.to(device) for x in parts)
+    return Conditioning(audio=audio, state=state, event=event, control=control)
+
+
+def _join(rows: Sequence[Conditioning]) -> Conditioning:
+    """One chunk from the conditioning of its units."""
+    if len(rows) == 1:
+        return rows[0]
+    columns = zip(*((row.audio, row.state, row.event, row.control) for row in rows), strict=True)
+    audio, state, event, control = (
+        torch.cat(given, 1) if (given := [x for x in column if x is not None]) else None
+        for column in columns
+    )
+    return Conditioning(audio=audio, state=state, event=event, control=control)
+
+
+def _denoiser_trial(
+    denoiser: CausalDenoiser, config: AvatarConfig, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A call that makes one chunk in a dtype, all passes included."""
+    stream = ChunkStream(
+        cast_weights(copy.deepcopy(denoiser), dtype),
+        config.cache,
+        config.sampling(None),
+        latent_shape=config.latent_shape,
+    )
+    conditioning = config.neutral(config.cache.frames_per_chunk)
+    return lambda: stream.step(conditioning)
+
+
+def _decoder_trial(
+    network: UnitDecoder, config: AvatarConfig, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A call that decodes one latent frame in a dtype."""
+    decoder = as_decoder(copy.deepcopy(network), config, dtype)
+    latents = torch.zeros(1, 1, *config.latent_shape)
+    state = decoder.new_state(*config.latent_shape[1:], dtype, "cpu")
+    return lambda: decoder.step([state], latents)
