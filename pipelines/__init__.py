@@ -1,1 +1,1 @@
-"""Pipelines that build and condition sessions, media files, training. May import `rtgen` and `decoders`."""
+"""Sessions built and conditioned, media files, training. May import `rtgen` and `decoders`."""

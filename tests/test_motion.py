@@ -219,7 +219,9 @@ def test_a_listener_nods_and_others_do_not() -> None:
 def test_breathing_has_its_rate() -> None:
     breath = drive(MotionController(1), [IDLE] * 1500)[:, COLUMN["breath"]]
     power = np.abs(np.fft.rfft(breath))
-    assert np.fft.rfftfreq(len(breath), 1.0 / motion.FPS)[power.argmax()] == pytest.approx(0.26, 0.02)
+    assert np.fft.rfftfreq(len(breath), 1.0 / motion.FPS)[power.argmax()] == pytest.approx(
+        0.26, 0.02
+    )
 
 
 def test_controls_keep_their_ranges() -> None:

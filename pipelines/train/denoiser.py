@@ -151,9 +151,8 @@ class DenoiserStage:
         sigma[torch.rand(size, device=self.device) < 0.2] = 1.0
         noisy = torch.rand(size, device=self.device) < 0.5
         noisy[:, -1] |= torch.rand(size[0], device=self.device) < 0.5
+        noisy[:, : CACHE.sink] = False
         sigma = torch.where(noisy, sigma, CONTEXT_NOISE * torch.rand(size, device=self.device))
-        noisy[:, 0] = False
-        sigma[:, 0] = 0.0
         history = truth
         if step > self.steps // 2 and rng.random() < 0.5:
             history = self._own_history(batch, noisy)
@@ -173,11 +172,11 @@ class DenoiserStage:
     def _own_history(self, batch: Batch, noisy: Tensor) -> Tensor:
         """Predictions from pure noise for the frames that will serve as history."""
         sigma = torch.where(noisy, 0.0, 1.0)
-        sigma[:, 0] = 0.0
+        sigma[:, : CACHE.sink] = 0.0
         level = sigma[..., None, None, None]
         noised = (1 - level) * batch.latents + level * torch.randn_like(batch.latents)
         out = self.predict(noised, sigma, batch.conditioning)
-        out[:, 0] = batch.latents[:, 0]
+        out[:, : CACHE.sink] = batch.latents[:, : CACHE.sink]
         return out
 
     @torch.no_grad()
@@ -187,8 +186,7 @@ class DenoiserStage:
         state = torch.get_rng_state()
         torch.manual_seed(self.seed)
         batch = self.batch(rng, self.test, 48)
-        sigma = torch.zeros(batch.latents.shape[:2], device=self.device)
-        sigma[:, 1:-1] = 0.04
+        sigma = torch.full(batch.latents.shape[:2], 0.04, device=self.device)
         sigma[:, -1] = 1.0
         level = sigma[..., None, None, None]
         noised = (1 - level) * batch.latents + level * torch.randn_like(batch.latents)

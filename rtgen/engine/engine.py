@@ -25,8 +25,9 @@ from rtgen.engine.audio_buffer import decimate
 from rtgen.engine.client import EngineSession
 from rtgen.engine.clock import Clock, RealClock
 from rtgen.engine.contract import Pipeline, PipelineSession, UnitInput
+from rtgen.engine.intake import UnitPlan
 from rtgen.engine.lanes import Lanes, thread_lanes
-from rtgen.engine.session import SessionCore, UnitPlan
+from rtgen.engine.session import SessionCore
 from rtgen.errors import ConfigError, StreamClosed
 from rtgen.sampling.stream import run_passes
 from rtgen.timing import StageTimer

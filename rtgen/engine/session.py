@@ -1,11 +1,10 @@
-"""The bookkeeping of one session: what waits, what is under way, what was delivered and shown.
+"""The bookkeeping of one session: what is under way, what was delivered and what was shown.
 
 Called from the client's threads, the engine's and the decode lane's; one lock guards it, and no
 call keeps it longer than it takes to move some samples. Nothing here waits.
 
-Bounds: sound by seconds (the pusher keeps what is not accepted), units under way and undelivered
-by credits (nothing is begun without one), gestures by number (more are refused), events by number
-(the oldest figures go first), pictures of a camera by one (the newest stays).
+A unit is begun only with a credit. Live, a credit comes back when a unit is acknowledged, and
+there are `lead` of them; offline, when the client takes a unit. So no queue behind can grow.
 """
 
 from __future__ import annotations
@@ -13,21 +12,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from rtgen.engine.audio_buffer import AudioBuffer, TakenAudio
 from rtgen.engine.clock import Clock
+from rtgen.engine.intake import Intake, UnitPlan
 from rtgen.engine.outbox import Outbox
 from rtgen.engine.pacing import Pacer
-from rtgen.engine.speech import SpeechTracker
 from rtgen.errors import ConfigError, RtgenError, ShapeError, StreamClosed
 from rtgen.timing import StageTimer
 from rtgen.types import (
-    OUTPUT_RATE,
     ControlMessage,
-    Finished,
     Pcm16,
     Pixels,
     ServerEvent,
@@ -36,8 +32,6 @@ from rtgen.types import (
     SetQuality,
     SetState,
     Speak,
-    SpeechState,
-    Started,
     Stats,
     Stop,
     TriggerEvent,
@@ -45,37 +39,8 @@ from rtgen.types import (
     UnitFormat,
 )
 
-LIVE_AUDIO_S = 120.0
-OFFLINE_AUDIO_S = 4.0
 OFFLINE_UNITS = 4
-MAX_GESTURES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitPlan:
-    """A unit that was begun: everything about it but its pictures.
-
-    Attributes:
-        generation: of the session when it was begun.
-        index: of the unit.
-        taken: its sound.
-        padding: samples of silence that fill an offline session's last unit.
-        state: what the face does.
-        event: gesture that starts with it.
-        frame: newest picture of the client's camera.
-        begun_ns: when it was begun, by the engine's clock.
-        turns: turns of speech that start or end in it.
-    """
-
-    generation: int
-    index: int
-    taken: TakenAudio
-    padding: int
-    state: SpeechState
-    event: str
-    frame: Pixels | None
-    begun_ns: int
-    turns: tuple[Started | Finished, ...]
+"""Units of an offline session that may be under way or wait for the client."""
 
 
 class SessionCore:
@@ -91,8 +56,13 @@ class SessionCore:
         wake: tells the engine that there may be work; called without the lock held.
 
     Attributes:
+        spec: what is asked for now.
         changed: the lock; notified after every change that a client may wait for.
         listeners: called, from any thread and without the lock, after such a change.
+        error: what the session failed of.
+        is_closing: the client wants no more.
+        is_ended: no unit will be delivered any more.
+        is_disposed: the engine holds nothing for it any more.
     """
 
     def __init__(
@@ -112,56 +82,34 @@ class SessionCore:
         self.is_live = spec.service_class == "live"
         self.changed = threading.Condition()
         self.listeners: list[Callable[[], None]] = []
+        self.error: BaseException | None = None
+        self.is_closing = self.is_ended = self.is_disposed = False
         self._clock, self._check, self._wake = clock, check, wake
-        self._capacity_s = LIVE_AUDIO_S if self.is_live else OFFLINE_AUDIO_S
-        self._audio = AudioBuffer(unit_format, self._capacity_s)
-        self._speech = SpeechTracker()
+        self._intake = Intake(spec, unit_format)
+        self._outbox = Outbox(timer, unit_format.duration)
         self._pacer = Pacer(unit_format.duration, unit_format.lead)
-        self._base_state = spec.state
-        self._gestures: deque[str] = deque()
-        self._frame: Pixels | None = None
-        self._input_ended = False
         self._generation = 0
         self._begun = 0  # units begun: the next index
+        self._delivered = 0  # the next index to be delivered
         self._freed = 0  # units acknowledged (live) or taken by the client (offline)
-        self._delivered = 0  # next index to be delivered
         self._under_way: deque[UnitPlan] = deque()  # begun and not freed
-        self._outbox = Outbox(timer, unit_format.duration)
         self._rollback: int | None = None
-        self.error: BaseException | None = None
-        self.is_closing = False  # the client wants no more
-        self.is_ended = False  # no unit will be delivered any more
-        self.is_disposed = False  # the engine holds nothing for it any more
 
     # -- the client's side
 
     def push_audio(self, pcm: Pcm16, sample_rate: int) -> int:
-        """See `rtgen.types.Session.push_audio`.
-
-        Live, at most 120 s wait; offline, 4 s. What does not fit is not accepted.
-
-        Raises:
-            MediaError: not int16 sound, or a rate out of range.
-            StreamClosed: the session has ended, or its sound has been declared complete.
-        """
+        """See `EngineSession.push_audio`."""
         with self.changed:
             self._require_open()
-            if self._input_ended:
-                raise StreamClosed("the sound was ended by end_audio; open another session")
-            accepted = self._audio.push(np.asarray(pcm), sample_rate)
+            accepted = self._intake.push_audio(pcm, sample_rate)
         self._wake()
         return accepted
 
     def end_audio(self) -> None:
-        """See `rtgen.types.Session.end_audio`.
-
-        Raises:
-            StreamClosed: the session has ended.
-        """
+        """See `EngineSession.end_audio`."""
         with self.changed:
             self._require_open()
-            self._audio.end_utterance()
-            self._input_ended = not self.is_live
+            self._intake.end_audio()
             self._finish_if_done()
         self._notify()
         self._wake()
@@ -169,71 +117,55 @@ class SessionCore:
     def audio_room_s(self) -> float:
         """Seconds of sound that would be accepted now."""
         with self.changed:
-            return self._audio.room / OUTPUT_RATE
+            return self._intake.room_s
 
     def check_room(self, seconds: float) -> None:
         """Raises `ConfigError` if that much sound never fits."""
-        if not 0 <= seconds <= self._capacity_s:
-            raise ConfigError(f"a session holds {self._capacity_s} s of sound, asked {seconds} s")
+        capacity_s = self._intake.capacity_s
+        if not 0 <= seconds <= capacity_s:
+            raise ConfigError(f"a session holds {capacity_s} s of sound, asked for {seconds} s")
 
     def push_frame(self, frame: Pixels) -> None:
-        """See `rtgen.types.Session.push_frame`.
-
-        Raises:
-            ConfigError: the pipeline is not driven by pictures.
-            ShapeError: not uint8 [H, W, 3].
-            StreamClosed: the session has ended.
-        """
+        """See `EngineSession.push_frame`."""
         if not self.format.takes_frames:
             raise ConfigError("this model is not driven by pictures; push sound")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ShapeError(f"a picture is uint8 [H, W, 3], got {frame.dtype} {frame.shape}")
         with self.changed:
             self._require_open()
-            self._frame = frame
+            self._intake.frame = frame
 
     def control(self, message: ControlMessage) -> None:
-        """See `rtgen.types.Session.control`.
-
-        Raises:
-            ConfigError: text to speak, sound that does not fit, an unknown avatar, too many
-                steps or waiting gestures, or an interrupt of an offline session.
-            StreamClosed: the session has ended.
-        """
+        """See `EngineSession.control`."""
         with self.changed:
             self._require_open()
             match message:
                 case Stop():
                     self._interrupt()
                 case SetState():
-                    self._base_state = message.state
+                    self._intake.base_state = message.state
                 case TriggerEvent():
-                    if len(self._gestures) >= MAX_GESTURES:
-                        raise ConfigError(f"{MAX_GESTURES} gestures wait already; try later")
-                    self._gestures.append(message.event)
+                    self._intake.add_gesture(message.event)
                 case Speak():
-                    self._speak(message)
+                    self._intake.speak(message)
                 case SetAvatar():
-                    self._respec(replace(self.spec, avatar=message.avatar))
+                    self._change(replace(self.spec, avatar=message.avatar))
                 case SetQuality():
                     steps = message.num_inference_steps
-                    self._respec(replace(self.spec, num_inference_steps=steps))
+                    self._change(replace(self.spec, num_inference_steps=steps))
         self._notify()
         self._wake()
 
     def ack(self, unit: Unit) -> None:
-        """See `rtgen.types.Session.ack`.
-
-        Raises:
-            ConfigError: a unit that was never delivered.
-        """
+        """See `EngineSession.ack`."""
         with self.changed:
             if unit.generation != self._generation or unit.index < self._freed:
                 return
             if unit.session != self.id or unit.index >= self._delivered:
                 raise ConfigError(f"unit {unit.index} of {unit.session} was not delivered here")
-            self._free(unit.index + 1)
             self._pacer.show(unit.index, self._clock.now_ns())
+            if self.is_live:
+                self._free(unit.index + 1)
         self._wake()
 
     def pop_unit(self) -> Unit | None:
@@ -253,16 +185,16 @@ class SessionCore:
             return self._outbox.pop_event()
 
     def has_unit_or_end(self) -> bool:
-        """Whether `pop_unit` would give a unit or none is to come."""
+        """Whether `pop_unit` would give a unit, or none is to come."""
         return bool(self._outbox.units) or self.is_ended or self.is_closing
 
     def stats(self) -> Stats:
         """Figures so far."""
         with self.changed:
-            return self._outbox.stats(self._audio.available / OUTPUT_RATE)
+            return self._outbox.stats(self._intake.buffered_s)
 
     def request_close(self) -> None:
-        """Asks the engine to end the session; undelivered units are dropped."""
+        """Asks the engine to end the session; units that the client did not take are dropped."""
         with self.changed:
             if not self.is_closing:
                 self.is_closing = True
@@ -281,8 +213,7 @@ class SessionCore:
     def rolled_back(self, units: int) -> None:
         """The pipeline has taken `units` back."""
         with self.changed:
-            left = (self._rollback or 0) - units
-            self._rollback = left or None
+            self._rollback = ((self._rollback or 0) - units) or None
 
     def begin_ns(self) -> int | None:
         """Earliest time for the next chunk to be begun; None: something else must happen first."""
@@ -290,15 +221,10 @@ class SessionCore:
             if self.is_closing or self.is_ended or self._rollback is not None:
                 return None
             size = self.format.units_per_chunk
-            room = self.format.lead if self.is_live else max(OFFLINE_UNITS, size)
-            if self._begun + size - self._freed > room:
+            credits = self.format.lead if self.is_live else max(OFFLINE_UNITS, size)
+            if self._begun + size - self._freed > credits or not self._intake.has_chunk:
                 return None
-            if self.is_live:
-                return self._pacer.begin_ns(self._begun)
-            missing = (size - 1) * self.format.output_samples + self._audio.unit_need
-            has_sound = self._audio.available > 0
-            ready = has_sound if self._input_ended else self._audio.available >= missing
-            return 0 if ready else None
+            return self._pacer.begin_ns(self._begun) if self.is_live else 0
 
     def deadline_ns(self) -> int:
         """When the next unit must be shown; the engine serves the earliest first."""
@@ -310,7 +236,11 @@ class SessionCore:
     def plan(self) -> list[UnitPlan]:
         """Takes the input of the next chunk's units."""
         with self.changed:
-            plans = [self._plan() for _ in range(self.format.units_per_chunk)]
+            now_ns = self._clock.now_ns()
+            plans = []
+            for _ in range(self.format.units_per_chunk):
+                plans.append(self._intake.take(self._begun, self._generation, now_ns))
+                self._begun += 1
             self._under_way.extend(plans)
         self._notify()
         return plans
@@ -326,7 +256,8 @@ class SessionCore:
         per_unit = self.format.frames_per_unit
         with self.changed:
             for number, plan in enumerate(plans):
-                if plan.generation != self._generation or self.is_closing or self.is_ended:
+                is_stale = plan.generation != self._generation
+                if is_stale or self.is_closing or self.is_ended:
                     continue
                 if plan.padding < self.format.output_samples:
                     pixels = frames[number * per_unit : (number + 1) * per_unit]
@@ -335,7 +266,7 @@ class SessionCore:
         self._notify()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the session with an error."""
+        """Ends the session with an error; units delivered before it can still be taken."""
         with self.changed:
             self.error = error
             self.is_ended = True
@@ -356,29 +287,6 @@ class SessionCore:
         if self.is_closing or self.is_ended:
             raise StreamClosed(f"session {self.id} has ended; open another one")
 
-    def _plan(self) -> UnitPlan:
-        size = self.format.output_samples
-        start = self._begun * size
-        if self.is_live and self._audio.is_open and not self._audio.available:
-            if self._speech.is_starved(start):
-                self._audio.end_utterance()
-        taken = self._audio.take()
-        speaking, turns = self._speech.follow(start, taken, self._generation)
-        plan = UnitPlan(
-            generation=self._generation,
-            index=self._begun,
-            taken=taken,
-            padding=0 if self.is_live else size - taken.pushed,
-            state=SpeechState.SPEAKING if speaking else self._base_state,
-            event=self._gestures.popleft() if self._gestures else "none",
-            frame=self._frame,
-            begun_ns=self._clock.now_ns(),
-            turns=tuple(turns),
-        )
-        self._begun += 1
-        self._frame = None
-        return plan
-
     def _deliver(self, plan: UnitPlan, pixels: Pixels, now_ns: int) -> None:
         unit = Unit(
             session=self.id,
@@ -396,7 +304,7 @@ class SessionCore:
             plan.turns,
             now_ns=now_ns,
             is_late=self.is_live and deadline_ns is not None and now_ns > deadline_ns,
-            buffered_s=self._audio.available / OUTPUT_RATE,
+            buffered_s=self._intake.buffered_s,
         )
         self._delivered = plan.index + 1
         self._pacer.measure(now_ns - plan.begun_ns)
@@ -404,39 +312,20 @@ class SessionCore:
     def _interrupt(self) -> None:
         if not self.is_live:
             raise ConfigError("an offline session is not interrupted; close it")
-        units = self._begun - self._freed
+        dropped = len(self._under_way)
         self._generation += 1
-        self._audio.interrupt(units)
-        self._speech.interrupt(self._freed * self.format.output_samples)
-        for plan in reversed(self._under_way):
-            if plan.event != "none":
-                self._gestures.appendleft(plan.event)
+        self._intake.interrupt(self._under_way, self._freed)
         self._under_way.clear()
-        self._outbox.drop(units)
+        self._outbox.drop(dropped)
         self._begun = self._delivered = self._freed
-        if units or self._rollback is not None:
-            self._rollback = (self._rollback or 0) + units
+        if dropped:
+            self._rollback = (self._rollback or 0) + dropped
         self._end_turn()
 
     def _end_turn(self) -> None:
-        """Reports a turn that was announced and is cut."""
         self._outbox.end_turn(self._generation, float(self._freed * self.format.duration))
 
-    def _speak(self, message: Speak) -> None:
-        if message.text:
-            raise ConfigError("the engine has no voice; send speak with audio")
-        pcm = np.frombuffer(message.audio, "<i2").astype(np.int16)
-        self._audio.end_utterance()
-        need = -(-len(pcm) * OUTPUT_RATE // message.sample_rate)
-        if self._input_ended or need > self._audio.room:
-            raise ConfigError(
-                f"{need / OUTPUT_RATE:.1f} s of speech do not fit, there is room for "
-                f"{self._audio.room / OUTPUT_RATE:.1f} s; push it in parts"
-            )
-        self._audio.push(pcm, message.sample_rate)
-        self._audio.end_utterance()
-
-    def _respec(self, spec: SessionSpec) -> None:
+    def _change(self, spec: SessionSpec) -> None:
         self._check(spec)
         self.spec = spec
 
@@ -446,10 +335,11 @@ class SessionCore:
             self._under_way.popleft()
 
     def _finish_if_done(self) -> None:
-        if self._input_ended and not self._audio.available and not self.is_ended:
-            waiting = [plan for plan in self._under_way if plan.index >= self._delivered]
+        if self._intake.is_used_up:
             size = self.format.output_samples
-            self.is_ended = all(plan.padding == size for plan in waiting)
+            missing = (plan for plan in self._under_way if plan.index >= self._delivered)
+            if all(plan.padding == size for plan in missing):
+                self.is_ended = True
 
     def _notify(self) -> None:
         with self.changed:

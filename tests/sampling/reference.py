@@ -129,12 +129,13 @@ def whole_clip(
             [frame_noise(seed, start + i, step, latent_shape) for i in range(frames)]
         )
 
-    for x0, conditioning in [*given, *((None, item) for item in script)]:
+    for clean, conditioning in [*given, *((None, item) for item in script)]:
         start = len(context)
-        frames = len(x0) if x0 is not None else _num_frames(conditioning)
+        frames = len(clean) if clean is not None else _num_frames(conditioning)
         chunks.append((start, start + frames))
         history.append(conditioning)
-        if x0 is None:
+        x0 = torch.empty(0) if clean is None else clean
+        if clean is None:
             latents = noise(start, frames, 0)
             for step, sigma in enumerate(schedule.sigmas):
                 timestep = torch.tensor(
@@ -180,38 +181,49 @@ def dense_pass(
 
 @contextmanager
 def dense_attention(cache_config: CacheConfig, chunks: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Replaces dense self-attention by a loop over chunks and the frames each may see."""
+    """Replaces dense self-attention by a table of who sees whom, and from how far away.
+
+    In relative mode a chunk sees the sink later than it was written; turning the sink's keys by
+    some frames or the queries by as many in the other direction gives the same scores.
+    """
     window, sink = cache_config.window, cache_config.sink
-    relative = cache_config.position_mode == "relative"
+    frames = chunks[-1][1]
+    seen = torch.zeros(frames, frames, dtype=torch.bool)
+    delay = torch.zeros(frames, dtype=torch.float64)
+    for start, end in chunks:
+        for query in range(start, end):
+            delay[query] = max(0, end - window)
+            for key in range(end):
+                seen[query, key] = key < sink or key >= end - (window - sink)
 
     def attend(self: DenseAttention, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        frames = chunks[-1][1]
-        q, k, v = (x[0].unflatten(0, (frames, -1)) for x in (q, k, v))  # [T, N, heads, d]
-        outs = []
-        for start, end in chunks:
-            seen = [f for f in range(end) if f < sink or f >= end - (window - sink)]
-            keys = k.clone()
-            if relative:
-                keys[:sink] = turn(k[:sink], max(0, end - window))
-            scores = torch.einsum("tnhd,smhd->htnsm", q[start:end], keys[seen])
-            weights = (scores / q.shape[-1] ** 0.5).flatten(-2).softmax(-1).view_as(scores)
-            outs.append(torch.einsum("htnsm,smhd->tnhd", weights, v[seen]))
-        return torch.cat(outs).flatten(0, 1)[None]
+        n, heads, d = q.shape[1] // frames, *q.shape[2:]
+        q, k, v = (x.reshape(frames, n, heads, d) for x in (q, k, v))
+        scores = torch.einsum("tnhd,smhd->htnsm", q, k)
+        if cache_config.position_mode == "relative" and sink:
+            scores[..., :sink, :] = torch.einsum("tnhd,smhd->htnsm", turn(q, -delay), k[:sink])
+        scores = scores.masked_fill(~seen[None, :, None, :, None], -torch.inf) / d**0.5
+        weights = scores.flatten(-2).softmax(-1).view_as(scores)
+        return torch.einsum("htnsm,smhd->tnhd", weights, v).reshape(1, frames * n, heads, d)
 
     with patch.object(DenseAttention, "__call__", attend):
         yield
 
 
-def turn(keys: Tensor, frames: int) -> Tensor:
-    """Keys [..., d] moved by some frames along time: the first pairs turn, the others stay."""
-    dim = keys.shape[-1] - 4 * (keys.shape[-1] // 6)
+def turn(x: Tensor, frames: Tensor) -> Tensor:
+    """Queries or keys [T, N, heads, d], each frame moved along time by its entry of `frames`.
+
+    The first pairs of a head turn, by Wan's ladder of frequencies; rows and columns stay.
+    """
+    x, d = x.clone(), x.shape[-1]
+    dim = d - 4 * (d // 6)
     for pair in range(dim // 2):
-        angle = torch.tensor(frames * 10000.0 ** (-2 * pair / dim), dtype=torch.float64)
-        a, b = keys[..., 2 * pair].clone(), keys[..., 2 * pair + 1].clone()
-        keys = keys.clone()
-        keys[..., 2 * pair] = a * angle.cos() - b * angle.sin()
-        keys[..., 2 * pair + 1] = a * angle.sin() + b * angle.cos()
-    return keys
+        angle = (frames * 10000.0 ** (-2 * pair / dim))[:, None, None]
+        cos, sin = angle.cos(), angle.sin()
+        a, b = x[..., 2 * pair].double(), x[..., 2 * pair + 1].double()
+        x[..., 2 * pair] = (a * cos - b * sin).float()
+        x[..., 2 * pair + 1] = (a * sin + b * cos).float()
+    return x
 
 
 def _num_frames(conditioning: Conditioning) -> int:

@@ -1,6 +1,7 @@
 """A stream against the whole clip computed without a cache, and what it promises to its callers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +14,7 @@ from rtgen.errors import ConfigError, ShapeError
 from rtgen.models.conditioning import Conditioning
 from rtgen.sampling import stream as stream_module
 from rtgen.sampling.noise import frame_noise
+from rtgen.sampling.state import cut_frames
 from rtgen.sampling.stream import ChunkStream, run_passes
 from tests.sampling.reference import (
     CONFIG,
@@ -102,7 +104,7 @@ def skip_clean_pass(stream: ChunkStream, script: Sequence[Conditioning]) -> Tens
     for conditioning in script:
         chunks.append(stream.step(conditioning))
         stream.cache.commit(stream.position - stream.cache.committed)
-        stream._state = stream_module.replace(stream._state, owed=())
+        stream._state = replace(stream._state, owed=())
     return torch.cat(chunks)
 
 
@@ -191,7 +193,7 @@ def test_primed_stream_equals_whole_clip(given: tuple[int, ...], merge: bool) ->
         latents = torch.randn(frames, *LATENT_SHAPE, generator=generator)
         conditioning = make_conditioning(frames, 77 + call)
         for start in range(0, frames, 3):
-            part = stream_module.cut_frames(conditioning, start, start + 3)
+            part = cut_frames(conditioning, start, start + 3)
             chunks.append((latents[start : start + 3].clone(), part))
         stream.prime(latents, conditioning)
         latents.zero_()

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -131,7 +132,7 @@ class KeepsRunning(ChunkStream):
         running = self._state.running
         super().rollback(num_frames)
         if num_frames == 0:
-            self._state = stream_module.replace(self._state, running=running)
+            self._state = replace(self._state, running=running)
 
 
 class NoiseByChunkCount(ChunkStream):
@@ -158,7 +159,7 @@ class NoSpareSlots(ChunkStream):
                 for i, (_, slot, _) in enumerate(found)
             ]
 
-        self.cache._runs = runs  # type: ignore[method-assign]
+        self.cache._runs = runs  # type: ignore[method-assign,assignment]
 
 
 @pytest.mark.parametrize("bug", [RollsBackOneTooFew, KeepsRunning, NoiseByChunkCount, NoSpareSlots])
@@ -368,7 +369,8 @@ def check_failures(cache: CacheConfig, make: Callable[..., ChunkStream] = make_s
     begun = make(denoiser, cache)
     play(begun, script[:3])
     snapshot = begun.snapshot()
-    modules = [*denoiser.blocks, denoiser.blocks[1].attn1.to_k, denoiser.proj_out]
+    inner = denoiser.get_submodule("blocks.1.attn1.to_k")
+    modules = [*denoiser.blocks, inner, denoiser.proj_out]
     passes = 3 * SAMPLING.num_inference_steps + (0 if cache.merge_clean_pass else 3)
     for module in modules:
         for call in range(passes):
@@ -413,8 +415,8 @@ def test_failure_check_catches_a_stream_that_advances_first() -> None:
             due = super().next_pass()
             running = self._state.running
             if due is not None and due.kind == "noisy" and running is not None and not due.emits:
-                ahead = stream_module.replace(running, step=running.step + 1)
-                self._state = stream_module.replace(self._state, running=ahead)
+                ahead = replace(running, step=running.step + 1)
+                self._state = replace(self._state, running=ahead)
             return due
 
     def make(denoiser: CausalDenoiser, cache: CacheConfig) -> ChunkStream:

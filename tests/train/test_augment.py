@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+pytest.importorskip("scipy", reason="needs the train extra")
+
 from pipelines.train.augment import NON_SPEECH, augment, warp_vocal_tract
 from pipelines.train.speech import Speech
 from rtgen.errors import ConfigError

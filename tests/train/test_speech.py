@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy", reason="needs the train extra")
+
 from pipelines.speech_energy import SpeechEnergy
 from pipelines.train.speech import (
     SAMPLE_RATE,
