@@ -178,3 +178,15 @@ class UnitAutoencoder(nn.Module):
         """
         self.encoder.canvas.copy_(image)
         self.decoder.canvas.copy_(image)
+
+
+def decoder_flops(config: UnitConvConfig) -> float:
+    """Multiply-adds counted as two, of decoding one unit; convolutions alone."""
+    high, mid, low = config.widths
+    side = config.latent_size
+    areas = side**2, (2 * side) ** 2, (4 * side) ** 2
+    deep, middle, shallow = reversed(config.decoder_blocks)
+    per_frame = areas[0] * (9 * config.frame_channels * low + deep * 18 * low**2 + 4 * low * mid)
+    per_frame += areas[1] * (middle * 18 * mid**2 + 4 * mid * high)
+    per_frame += areas[2] * (shallow * 18 * high**2 + 9 * 48 * high)
+    return float(2 * config.frames_per_unit * per_frame)

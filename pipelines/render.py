@@ -157,6 +157,7 @@ class RenderJob:
         """
         unit_format = self._session.format
         width, height, fps = unit_format.width, unit_format.height, unit_format.fps
+        logger.info("rendering %s", self.target)
         start_s = time.perf_counter()
         is_stopped = False
         with (

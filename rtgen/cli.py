@@ -71,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Waiting OpenMP threads that spin take the core from the other lanes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of our output has gone; keep the interpreter from flushing into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(words: Sequence[str]) -> int:
+    try:
         arguments = _build_parser(words).parse_args(words)
         _configure_logging(arguments.verbose)
         run: Callable[[argparse.Namespace], int] = arguments.run
@@ -81,10 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rtgen: interrupted; nothing was kept", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; keep the interpreter from flushing into the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
     except SystemExit as request:  # --help and --version
         return request.code if isinstance(request.code, int) else 0
 
@@ -193,10 +200,11 @@ def _run_render(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         dtype=arguments.dtype,
     )
-    line = ProgressLine(sys.stderr)
-    # Until the model is loaded there is nothing to keep, and Ctrl-C ends the program as ever.
-    with _look_up("pipelines.render:RenderJob")(config) as job, StopOnSignal() as stop:
-        report = job.run(on_progress=line.show, stop=stop)
+    with _look_up("pipelines.render:RenderJob")(config) as job:
+        line = ProgressLine(sys.stderr)
+        # Until here there was nothing to keep, and Ctrl-C ended the program as ever.
+        with StopOnSignal() as stop:
+            report = job.run(on_progress=line.show, stop=stop)
     line.end()
     if report.is_partial:
         kept = f"the first {report.duration_s:.2f} s are in {report.path}"

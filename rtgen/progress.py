@@ -104,7 +104,8 @@ class StopOnSignal:
             raise KeyboardInterrupt
         self.signal_number = number
         # Not through sys.stderr: the signal may have interrupted a write to it.
-        os.write(2, b"\nrtgen: finishing the file; once more stops at once\n")
+        line = b"rtgen: finishing the file; once more stops at once\n"
+        os.write(2, b"\n" + line if os.isatty(2) else line)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -87,7 +87,7 @@ def past_changes(smooth: bool) -> bool:
         if smooth:
             controls[1:-1] = (controls[:-2] + controls[1:-1] + controls[2:]) / 3.0
         runs.append(controls[: 4 * 30])
-    return not np.array_equal(*runs)
+    return not np.array_equal(runs[0], runs[1])
 
 
 def test_the_future_does_not_change_the_past() -> None:
@@ -105,13 +105,13 @@ def blinks_of(blink: Array) -> tuple[list[int], list[int]]:
     return edges[::2].tolist(), (edges[1::2] - edges[::2]).tolist()
 
 
-def blinks_are_natural(state: int, low: float, high: float) -> bool:
+def blinks_are_natural(state: int, low: float, high: float, minutes: int = 10) -> bool:
     """Rate within low..high a minute, each within 400 ms, starts 1.2 s apart, eyes close."""
-    controls = drive(MotionController(11), [state] * 3750)
+    controls = drive(MotionController(11), [state] * (375 * minutes))
     blink = controls[:, COLUMN["blink"]]
     starts, lengths = blinks_of(blink)
     peaks = [blink[a : a + n].max() for a, n in zip(starts, lengths, strict=True)]
-    rate = len(starts) / 10.0
+    rate = len(starts) / minutes
     gaps = np.diff(starts) / motion.FPS
     is_short = max(lengths) / motion.FPS <= 0.4
     return low <= rate <= high and is_short and gaps.min() >= 1.2 and min(peaks) > 0.7
@@ -123,8 +123,9 @@ def test_blinks_over_ten_minutes_are_natural() -> None:
 
 
 def test_planted_slow_lids_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blinks_are_natural(SPEAKING, 12.0, 22.0, minutes=3)
     monkeypatch.setattr(motion, "_BLINK_UP", 12.0)
-    assert not blinks_are_natural(SPEAKING, 14.0, 20.0)
+    assert not blinks_are_natural(SPEAKING, 12.0, 22.0, minutes=3)
 
 
 def test_a_blink_is_finished_when_the_state_changes_under_it() -> None:
@@ -178,7 +179,7 @@ def test_a_repeated_event_runs_a_second_time_without_a_jump() -> None:
 
 def test_head_moves_as_much_as_a_live_head_and_smoothly() -> None:
     for state, low, high in ((IDLE, 0.02, 0.06), (LISTENING, 0.02, 0.06), (SPEAKING, 0.03, 0.08)):
-        pose = drive(MotionController(21), [state] * 1500)[:, COLUMN["yaw"] : COLUMN["roll"] + 1]
+        pose = drive(MotionController(21), [state] * 800)[:, COLUMN["yaw"] : COLUMN["roll"] + 1]
         assert low < pose[:, 0].std() < high
         assert 0.008 < pose[:, 1].std() < 0.05
         assert 0.008 < pose[:, 2].std() < 0.05
@@ -208,7 +209,7 @@ def test_thinking_looks_up_and_aside_and_listening_at_the_camera() -> None:
 
 def test_a_listener_nods_and_others_do_not() -> None:
     def band(state: int) -> float:
-        pitch = drive(MotionController(31), [state] * 1500)[:, COLUMN["pitch"]]
+        pitch = drive(MotionController(31), [state] * 600)[:, COLUMN["pitch"]]
         power = np.abs(np.fft.rfft(pitch - pitch.mean())) ** 2
         frequency = np.fft.rfftfreq(len(pitch), 1.0 / motion.FPS)
         return float(power[(frequency > 1.2) & (frequency < 2.2)].sum())
@@ -217,7 +218,7 @@ def test_a_listener_nods_and_others_do_not() -> None:
 
 
 def test_breathing_has_its_rate() -> None:
-    breath = drive(MotionController(1), [IDLE] * 1500)[:, COLUMN["breath"]]
+    breath = drive(MotionController(1), [IDLE] * 600)[:, COLUMN["breath"]]
     power = np.abs(np.fft.rfft(breath))
     assert np.fft.rfftfreq(len(breath), 1.0 / motion.FPS)[power.argmax()] == pytest.approx(
         0.26, 0.02
@@ -237,7 +238,7 @@ def test_the_state_does_not_grow() -> None:
     controller = MotionController(1)
     drive(controller, MIXED)
     size = len(pickle.dumps(controller.snapshot()))
-    drive(controller, MIXED * 20)
+    drive(controller, MIXED * 8)
     grown = len(pickle.dumps(controller.snapshot())) - size
     assert grown < 20  # a number in another notation, no list of anything
 

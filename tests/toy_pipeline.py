@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 
 from decoders.unit_conv import UnitConvConfig, UnitDecoder
@@ -18,7 +15,7 @@ from pipelines.avatar_model import AvatarConfig
 from pipelines.motion import CONTROL_NAMES
 from rtgen.config import CacheConfig, DenoiserConfig, SamplingConfig
 from rtgen.models.denoiser import CausalDenoiser
-from rtgen.types import Pcm16, SessionSpec
+from rtgen.types import SessionSpec
 from tests.toy import randomise
 
 OFFLINE = SessionSpec(service_class="offline", seed=3)
@@ -92,21 +89,3 @@ def toy_pipeline(*, merge_clean_pass: bool = False, frames_per_chunk: int = 1) -
     with TemporaryDirectory() as folder:
         write_toy_model(Path(folder), config)
         return AvatarPipeline.from_directory(folder, dtype="float32")
-
-
-def tone(seconds: float, rate: int = 48_000, hz: float = 220.0) -> Pcm16:
-    """A loud vibrating tone, int16 [samples]."""
-    t = np.arange(round(seconds * rate)) / rate
-    wave = 0.4 * np.sin(2 * np.pi * hz * t) * (0.6 + 0.4 * np.sin(2 * np.pi * 3.0 * t))
-    return np.asarray(np.rint(wave * 32767), dtype=np.int16)
-
-
-def blocks(pcm: Pcm16, size: int) -> Iterator[Pcm16]:
-    """A recording in blocks of `size` samples."""
-    for start in range(0, pcm.shape[-1], size):
-        yield pcm[..., start : start + size]
-
-
-def live(seed: int) -> SessionSpec:
-    """A live session's spec."""
-    return replace(LIVE, seed=seed)

@@ -288,7 +288,7 @@ class _Resampled:
         return self._converted(self._resampler.resample(None))
 
     def _converted(self, frames: list[av.AudioFrame]) -> Pcm16:
-        parts = [np.rint(frame.to_ndarray()[0] * 32768) for frame in frames]
-        samples = np.concatenate([*parts, np.zeros(0)])[: self.held]
+        parts = [frame.to_ndarray()[0] for frame in frames]
+        samples = np.concatenate([*parts, np.zeros(0, np.float32)])[: self.held]
         self._produced += len(samples)
-        return np.clip(samples, -32768, 32767).astype(np.int16)
+        return np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)

@@ -38,10 +38,10 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock that stands still until `advance` moves it.
+    """A clock for tests and simulations: it moves by `advance`, and to the time waited for.
 
-    A thread that waits for a time of this clock wakes up at the next notification of its
-    condition, so whoever advances the clock also wakes the engine (`Engine.wake`).
+    Args:
+        start_ns: what it shows first.
     """
 
     def __init__(self, start_ns: int = 0) -> None:
@@ -61,5 +61,7 @@ class VirtualClock:
         self._now_ns += round(seconds * 1e9)
 
     def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
-        if until_ns is None or until_ns > self._now_ns:
+        if until_ns is None:
             condition.wait()
+        else:
+            self._now_ns = max(self._now_ns, until_ns)

@@ -88,11 +88,8 @@ class ThreadLane:
         if intra_op_threads is not None:
             import torch
 
-            # torch.set_num_threads has two effects (torch 2.13, OpenMP): it sets the calling
-            # thread's own number, and the default of threads that use torch for the first time
-            # later. So it is called inside the lane, and then again here with the caller's own
-            # number, which restores the default: a lane changes nobody else.
-            self._pool.submit(torch.set_num_threads, intra_op_threads).result()
+            self._pool.submit(_set_own_threads, intra_op_threads).result()
+            # Setting the caller's own number again restores the default of later threads.
             torch.set_num_threads(torch.get_num_threads())
 
     @property
@@ -120,6 +117,19 @@ class ThreadLane:
         with self._places:
             self._taken -= 1
             self._places.notify()
+
+
+def _set_own_threads(count: int) -> None:
+    """Sets the number of OpenMP threads of torch operations in the calling thread.
+
+    In torch 2.13 with OpenMP each thread has its own number. `set_num_threads` sets the caller's
+    and the default; a thread takes over the default at its first operation, even if it has set
+    its own before. So that is provoked here by asking first.
+    """
+    import torch
+
+    torch.get_num_threads()
+    torch.set_num_threads(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ def resolve_backend(name: str, device: torch.device | str) -> str:
 
 
 def _why_not(name: str, device: torch.device) -> str | None:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "torch finds no CUDA device"
     if name not in UNMASKED_BACKENDS:
         return None
     if device.type != "cuda":

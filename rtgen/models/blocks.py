@@ -56,7 +56,7 @@ class DenseAttention:
 
 
 class RingAttention:
-    """Self-attention of every row over its own ring."""
+    """Self-attention of every row over its own ring; rows beyond the passes are padding."""
 
     def __init__(self, rotation: Tensor, passes: Sequence[CachePass], backend: str) -> None:
         self.rotation = rotation  # [B, N, d / 2] or [N, d / 2]
@@ -85,9 +85,10 @@ class RingAttention:
                 )
                 outs.append(out[0])
                 token = stop
-        if len(outs) == 1:
+        if len(outs) == 1 == len(q):
             return outs[0][None]
-        return torch.cat(outs).view(q.shape)
+        padding = outs[0].new_zeros(q[len(self.passes) :].flatten(0, 1).shape)
+        return torch.cat((*outs, padding)).view(q.shape)
 
 
 SelfAttend = DenseAttention | RingAttention

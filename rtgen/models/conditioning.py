@@ -146,6 +146,15 @@ class PreparedConditioning:
             temb=None if self.temb is None else self.temb[:, :frames],
         )
 
+    def rows(self, rows: Sequence[int]) -> PreparedConditioning:
+        """A copy of the given rows of the batch, in that order."""
+        index = list(rows)
+        return PreparedConditioning(
+            text=None if self.text is None else self.text[:, :, index],
+            audio=None if self.audio is None else self.audio[:, :, index],
+            temb=None if self.temb is None else self.temb[index],
+        )
+
     def same_text(self, other: PreparedConditioning) -> bool:
         """Whether both were prepared with the very same prompt tensor, or both without."""
         return self.text is other.text

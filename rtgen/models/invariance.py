@@ -1,9 +1,11 @@
 """Batch invariance: a stream's output must have the same bits in any company.
 
-Two ways to have it. `invariant_batch_sizes` measures on this device, with these weights, for
-which batch sizes every row equals the row alone; whoever forms batches keeps to those sizes.
-`set_row_tile` makes every matrix product see a fixed number of rows, so that equality does not
-depend on the batch size; it costs up to `row_tile - 1` rows of padding.
+Kernels choose their order of sums by the number of rows, and vectorised functions treat the tail
+of a tensor in another way, so a row's last bits may depend on the batch. Two cures:
+`invariant_batch_sizes` measures on this device, with these weights, for which batch sizes every
+row equals the row alone, and whoever forms batches keeps to those sizes; `CausalDenoiser.row_tile`
+runs a fixed number of rows at a time. With one row a time equality holds by construction; with
+more, the place within the tile is left, and the measurement covers it.
 """
 
 from __future__ import annotations
@@ -14,26 +16,11 @@ import torch
 from torch import Tensor
 
 from rtgen.config import CacheConfig, DenoiserConfig
-from rtgen.errors import ConfigError
 from rtgen.models.blocks import CachePass
 from rtgen.models.conditioning import Conditioning, PreparedConditioning
 from rtgen.models.denoiser import CausalDenoiser
-from rtgen.models.layers import Linear, PatchEmbedding
 
 logger = logging.getLogger(__name__)
-
-
-def set_row_tile(denoiser: CausalDenoiser, row_tile: int | None) -> None:
-    """Runs all linears of a denoiser in tiles of `row_tile` batch rows; None undoes it.
-
-    Raises:
-        ConfigError: `row_tile` is less than 1.
-    """
-    if row_tile is not None and row_tile < 1:
-        raise ConfigError(f"row_tile must be at least 1 or None, got {row_tile}")
-    for module in denoiser.modules():
-        if isinstance(module, Linear | PatchEmbedding):
-            module.row_tile = row_tile
 
 
 @torch.inference_mode()

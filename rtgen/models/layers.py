@@ -1,4 +1,4 @@
-"""Small layers of the denoiser: linears in row tiles, float32 norms, embedders.
+"""Small layers of the denoiser: linears that cast, float32 norms, embedders.
 
 The residual stream, norms and modulation are float32; products run in the dtype of the weights,
 or in autocast's.
@@ -15,51 +15,22 @@ from torch import Tensor, nn
 from rtgen.config import Activation
 
 
-def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, row_tile: int | None) -> Tensor:
-    """A linear layer whose product sees a fixed number of batch rows.
-
-    Matrix products choose their kernel by the number of rows, and kernels differ in the order of
-    sums. With `row_tile` the batch is cut into tiles of that many rows, the last one filled up
-    with zeros, so every product has the same shape whatever the batch size.
-
-    Args:
-        x: [B, ..., in_features].
-        weight: [out_features, in_features].
-        bias: [out_features] or None.
-        row_tile: batch rows per product; None for all at once.
-
-    Returns:
-        [B, ..., out_features].
-    """
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer in the dtype of its weights, or in autocast's."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         x = x.to(weight.dtype)
-    if row_tile is None or len(x) == row_tile:
-        return F.linear(x, weight, bias)
-    outs = []
-    for tile in torch.split(x, row_tile):
-        missing = row_tile - len(tile)
-        full = torch.cat((tile, tile.new_zeros(missing, *tile.shape[1:]))) if missing else tile
-        outs.append(F.linear(full, weight, bias)[: len(tile)])
-    return torch.cat(outs)
+    return F.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that casts its input to its weights and can run in row tiles.
-
-    Attributes:
-        row_tile: batch rows per product, None for all at once; set by `set_row_tile`.
-    """
-
-    row_tile: int | None = None
+    """`nn.Linear` that casts its input to the dtype of its weights."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return tiled_linear(input, self.weight, self.bias, self.row_tile)
+        return linear(input, self.weight, self.bias)
 
 
 class PatchEmbedding(nn.Module):
     """Embeds patches of one frame; holds the parameters of the equivalent `nn.Conv3d`."""
-
-    row_tile: int | None = None
 
     def __init__(self, in_channels: int, dim: int, patch_size: tuple[int, int, int]) -> None:
         super().__init__()
@@ -74,7 +45,7 @@ class PatchEmbedding(nn.Module):
         b, t, c, h, w = latents.shape
         patches = latents.reshape(b, t, c, h // p, p, w // q, q).permute(0, 1, 3, 5, 2, 4, 6)
         patches = patches.reshape(b, t, (h // p) * (w // q), c * p * q)
-        return tiled_linear(patches, self.weight.flatten(1), self.bias, self.row_tile)
+        return linear(patches, self.weight.flatten(1), self.bias)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -50,9 +50,9 @@ def test_backends_agree_in_bfloat16() -> None:
 def test_gradients_of_backends_agree() -> None:
     grads = []
     for backend in ("sdpa", "naive"):
-        inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
-        attention(*inputs, MASKS["queries and keys"], backend).square().sum().backward()
-        grads.append([x.grad for x in inputs])
+        q, k, v = (x.clone().requires_grad_() for x in (Q, K, V))
+        loss = attention(q, k, v, MASKS["queries and keys"], backend).square().sum()
+        grads.append(torch.autograd.grad(loss, (q, k, v)))
     assert_close(grads[0], grads[1])
 
 
@@ -62,6 +62,12 @@ def test_a_backend_that_cannot_run_here_is_refused(name: str) -> None:
         resolve_backend(name, "cpu")
     with pytest.raises(ConfigError, match="takes no mask"):
         attention(Q, K, V, MASKS["keys"], name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_an_absent_device_is_refused() -> None:
+    with pytest.raises(BackendUnavailable, match="no CUDA device"):
+        resolve_backend("sdpa", "cuda")
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:

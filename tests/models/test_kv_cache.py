@@ -82,11 +82,11 @@ def test_a_view_holds_the_sink_and_the_most_recent_frames(values: dict[str, int]
 def test_planted_ring_that_is_one_slot_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     short = property(lambda self: self.recent + self.lead - 1)
     monkeypatch.setattr(CacheConfig, "ring_frames", short)
+    cache = ring(lead=0)
+    advance(cache, 5)
+    write(cache, 5, 1)
     with pytest.raises(ConfigError, match="the ring holds"):
-        cache = ring(lead=0)
-        advance(cache, 5)
-        write(cache, 5, 1)
-        seen(cache, 6)
+        cache.view(0, 6)
 
 
 def test_a_span_has_no_mask_while_the_stream_is_short_and_at_most_the_spare_frames_later() -> None:

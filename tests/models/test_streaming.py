@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rtgen.config import CacheConfig
-
 from rtgen.models.conditioning import Conditioning
 from rtgen.models.denoiser import block_causal_mask
 from rtgen.models.kv_cache import RollingKVCache

@@ -94,11 +94,11 @@ def loudness_lag_s(speeches: list[Speech], shift_s: float = 0.0) -> float:
     return float(span[int(np.argmax(match))])
 
 
-@pytest.mark.parametrize("voice", VOICES)
+@pytest.mark.parametrize("voice", VOICES[:4])
 def test_labels_are_aligned_with_the_sound(voice: str) -> None:
     """All voices share one lag (lead of the lips less the rise of the vowel's loudness)."""
     need(voice)
-    speeches = [synthesize(text, voice) for text in TRAIN_SENTENCES[::12]]
+    speeches = [synthesize(text, voice) for text in TRAIN_SENTENCES[::18]]
     assert loudness_lag_s(speeches) == pytest.approx(0.025, abs=0.011)
     assert loudness_lag_s(speeches, -0.04) != pytest.approx(0.025, abs=0.011)  # planted
 

@@ -77,10 +77,11 @@ def test_the_mouth_is_closed_a_fifth_of_the_time_and_at_times_while_speaking(
 def test_the_mouth_moves_in_the_speaking_state_alone(tracks: list[Track]) -> None:
     for track in tracks:
         moving = mouth_of(track).max(1) > 0.1
-        # Lips lag a barge-in by a few frames; nothing else moves them outside of speech.
-        for cut in track.cuts:
-            moving[int(cut * 25) : int(cut * 25) + 4] = False
-        assert (track.face.state[moving] == SPEAKING).all()
+        speaking = track.face.state == SPEAKING
+        # Lips open ahead of the sound, whose unit is the first to speak, and close after it.
+        near = np.convolve(speaking, np.ones(9), "same") > 0.0
+        assert near[moving].all()
+        assert speaking[moving].mean() > 0.97
 
 
 def closes_after_cuts(tracks: list[Track], delay_frames: int = 0) -> bool:
