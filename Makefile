@@ -8,7 +8,7 @@ SAMPLE := assets/audio/welcome.wav
 TEST_PACKAGES := libegl1 libgl1-mesa-dri espeak-ng espeak-ng-data flite festival festvox-us-slt-hts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit wheel soak system-packages clean
+.PHONY: help demo test lint types unit wheel soak readme system-packages clean
 
 help:
 	@echo "make demo   render a talking face from $(SAMPLE) to out/demo.mp4"
@@ -61,6 +61,9 @@ wheel: $(VENV)/test-ok
 
 soak: $(VENV)/test-ok
 	$(BIN)/pytest -m soak
+
+readme: $(VENV)/test-ok
+	$(BIN)/python -m pipelines.readme
 
 # As root on Debian the packages are installed; elsewhere the line is printed.
 system-packages:

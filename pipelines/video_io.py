@@ -40,7 +40,10 @@ BT709_MATRIX, BT601_MATRIX = 1, 6
 
 
 def partial_path(path: Path) -> Path:
-    """Returns the name under which an interrupted render keeps what was made."""
+    """Returns the name under which an interrupted render keeps what was made.
+
+    An earlier file of that name is replaced.
+    """
     return path.with_name(f"{path.stem}.partial.mp4")
 
 
@@ -62,8 +65,9 @@ def check_output(path: str | Path, *, overwrite: bool, source: str | Path | None
     try:
         target = Path(path).resolve()
         status = _status(target)
-        same = status is not None and source is not None and os.path.exists(source)
-        same = same and source is not None and os.path.samefile(target, source)
+        same = source is not None and (
+            _is_same(target, source) or _is_same(partial_path(target), source)
+        )
     except (OSError, ValueError, RuntimeError) as error:  # null characters, loops of links
         raise MediaError(f"{path}: not a usable file name ({error})") from error
     if status is not None and stat.S_ISDIR(status.st_mode):
@@ -73,7 +77,10 @@ def check_output(path: str | Path, *, overwrite: bool, source: str | Path | None
             f"{path}: expected a name that ends in .mp4, got {target.suffix or 'no extension'!r}"
         )
     if same:
-        raise MediaError(f"{path}: output and input are the same file; choose another output")
+        raise MediaError(
+            f"{path}: output (or the partial output of Ctrl-C) and input are the same file; "
+            "choose another output"
+        )
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise MediaError(f"{path}: expected a regular file to write, this is a device or pipe")
     if status is not None and not overwrite:
@@ -91,6 +98,10 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _is_same(path: Path, other: str | Path) -> bool:
+    return path.exists() and os.path.exists(other) and os.path.samefile(path, other)
 
 
 class VideoWriter:

@@ -170,7 +170,7 @@ def _add_render(commands: Any) -> None:
     add("--avatar", help="whose face; default: the model's first; see `rtgen info`")
     add("--seed", type=int, default=0, help="of noise and motion; default 0")
     add("--steps", type=int, help="denoising steps per unit; default: the model's")
-    add("--state", default="idle", help="mood where nobody speaks: idle, listening, thinking")
+    add("--state", default="idle", help="while nobody speaks: idle, listening or thinking")
     add(
         "--device",
         default=os.environ.get("RTGEN_DEVICE", "auto"),
@@ -179,7 +179,7 @@ def _add_render(commands: Any) -> None:
     add(
         "--dtype",
         default=os.environ.get("RTGEN_DTYPE", "auto"),
-        help="auto, float32 or bfloat16; default auto: the faster one here",
+        help="auto, float32, bfloat16 or float16; default auto: the faster one here",
     )
     _add_verbose(parser)
     parser.set_defaults(run=_run_render)

@@ -199,6 +199,13 @@ def test_an_existing_output_is_replaced_only_when_asked(tmp_path: Path) -> None:
     assert check_output(taken, overwrite=True) == taken
 
 
+def test_an_interrupt_could_not_replace_the_input(tmp_path: Path) -> None:
+    source = partial_path(tmp_path / "talk.mp4")
+    source.touch()
+    with pytest.raises(MediaError, match="same file"):
+        check_output(tmp_path / "talk.mp4", overwrite=False, source=source)
+
+
 def test_unusable_outputs_are_one_clear_error(tmp_path: Path) -> None:
     source = tmp_path / "talk.mp4"
     source.touch()

@@ -34,6 +34,34 @@ BATCH_UNITS = 2
 LATENT_NOISE = 0.05
 
 
+def canvas_and_weight(frames: npt.NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+    """The mean picture [3, H, W], and the loss weight [1, 1, 1, H, W]: 0.5 at rest, 2 in motion."""
+    sample = torch.from_numpy(frames[:: max(1, len(frames) // 600)])
+    pixels = sample.permute(0, 3, 1, 2).float() / 127.5 - 1
+    motion = pixels.std(0).mean(0)[None, None]
+    smooth = F.avg_pool2d(motion, 9, 1, 4) / motion.quantile(0.95)
+    return pixels.mean(0), (0.5 + 1.5 * smooth.clamp(0, 1))[None]
+
+
+def picture_loss(out: Tensor, pixels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """L1, half the L1 of gradients and twice L2, weighted by place.
+
+    Args:
+        out: [..., 3, H, W].
+        pixels: the truth.
+        weight: broadcastable to it.
+
+    Returns:
+        The loss, and its L1 part without gradient.
+    """
+    error = out - pixels
+    l1 = (error.abs() * weight).mean()
+    across = (error[..., 1:] - error[..., :-1]).abs() * weight[..., 1:]
+    down = (error[..., 1:, :] - error[..., :-1, :]).abs() * weight[..., 1:, :]
+    l2 = (error.square() * weight).mean()
+    return l1 + 0.5 * (across.mean() + down.mean()) + 2 * l2, l1.detach()
+
+
 @dataclass
 class AutoencoderStage:
     """Sampling, losses and evaluation of the autoencoder."""
@@ -45,12 +73,9 @@ class AutoencoderStage:
     precision: Precision
 
     def __post_init__(self) -> None:
-        sample = torch.from_numpy(self.frames[:: max(1, len(self.frames) // 600)])
-        pixels = sample.permute(0, 3, 1, 2).float() / 127.5 - 1
-        self.model.set_canvas(pixels.mean(0))
-        motion = pixels.std(0).mean(0)[None, None]
-        smooth = F.avg_pool2d(motion, 9, 1, 4) / motion.quantile(0.95)
-        self.weight = (0.5 + 1.5 * smooth.clamp(0, 1))[None].to(self.precision.device)
+        canvas, weight = canvas_and_weight(self.frames)
+        self.model.set_canvas(canvas)
+        self.weight = weight.to(self.precision.device)
 
     def batch(self, step: int) -> Tensor:
         """[B, 4, 3, H, W] of frames from everywhere; depends on (seed, step) alone."""
@@ -66,20 +91,14 @@ class AutoencoderStage:
         return pixels.reshape(-1, 4, *pixels.shape[1:])
 
     def loss(self, step: int) -> dict[str, Tensor]:
-        """L1, L1 of gradients and L2, weighted by motion, and a pull of latents to unit scale."""
+        """Picture loss through noisy latents, and a pull of latents to unit scale."""
         pixels = self.batch(step)
         with self.precision.autocast():
             mean = self.model.encoder(pixels)
             out = self.model.decoder(mean + LATENT_NOISE * torch.randn_like(mean))
-        error = out - pixels
-        weight = self.weight
-        l1 = (error.abs() * weight).mean()
-        across = (error[..., 1:] - error[..., :-1]).abs() * weight[..., 1:]
-        down = (error[..., 1:, :] - error[..., :-1, :]).abs() * weight[..., 1:, :]
-        gradient = across.mean() + down.mean()
-        l2 = (error.square() * weight).mean()
+        loss, l1 = picture_loss(out, pixels, self.weight)
         prior = mean.float().square().mean()
-        return {"loss": l1 + 0.5 * gradient + 2 * l2 + 2e-4 * prior, "l1": l1.detach()}
+        return {"loss": loss + 2e-4 * prior, "l1": l1}
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

@@ -44,10 +44,12 @@ def config(frames: int, mode: str = "absolute", merge: bool = False, sink: int =
 
 
 CONFIGS = [
-    config(frames, mode, merge)
-    for frames in (1, 3)
-    for mode in ("absolute", "relative")
-    for merge in (False, True)
+    config(1),
+    config(1, merge=True),
+    config(1, "relative"),
+    config(1, "relative", merge=True),
+    config(3, "relative"),
+    config(3, merge=True),
 ]
 NAMES = [f"{c.frames_per_chunk}-{c.position_mode}-{c.merge_clean_pass}" for c in CONFIGS]
 
@@ -89,7 +91,7 @@ def check_rollback(
     idle: bool = False,
 ) -> None:
     """Leaves from every forward of the last chunks by every allowed distance, and replays."""
-    denoiser, frames = make_denoiser(), cache.frames_per_chunk
+    denoiser, frames = make_denoiser(num_layers=1), cache.frames_per_chunk
     script, other = make_script(CHUNKS, frames), make_script(CHUNKS, frames, seed=1)
     whole = run_out(make_stream(denoiser, cache), script, idle)
     after = positions(denoiser, cache, idle)
@@ -267,7 +269,7 @@ def test_rollback_returns_to_the_prompt_of_its_position() -> None:
 @pytest.mark.parametrize("cache", CONFIGS, ids=NAMES)
 def test_restored_fresh_stream_goes_on_alike(cache: CacheConfig) -> None:
     """From every forward; the stream itself goes on too, and the snapshot does not notice."""
-    denoiser, frames = make_denoiser(), cache.frames_per_chunk
+    denoiser, frames = make_denoiser(num_layers=1), cache.frames_per_chunk
     script, other = make_script(CHUNKS, frames), make_script(CHUNKS, frames, seed=1)
     whole = play(make_stream(denoiser, cache), script)
     after = positions(denoiser, cache, idle=False)
@@ -369,8 +371,7 @@ def check_failures(cache: CacheConfig, make: Callable[..., ChunkStream] = make_s
     begun = make(denoiser, cache)
     play(begun, script[:3])
     snapshot = begun.snapshot()
-    inner = denoiser.get_submodule("blocks.1.attn1.to_k")
-    modules = [*denoiser.blocks, inner, denoiser.proj_out]
+    modules = [*denoiser.blocks, denoiser.proj_out]
     passes = 3 * SAMPLING.num_inference_steps + (0 if cache.merge_clean_pass else 3)
     for module in modules:
         for call in range(passes):
