@@ -170,7 +170,7 @@ class MotionController:
 
         Returns:
             [4, K] float32, columns as `CONTROL_NAMES`: blink, smile, brow, wide in 0..1, angles
-            in radians, breath as a displacement of the chest in head heights.
+            in radians, breath as the lift of the chest in decimetres.
 
         Raises:
             ConfigError: unknown state or event.

@@ -52,8 +52,8 @@ def eval_section(document: dict[str, Any]) -> str:
             rows.append(f"| {text.format(**measures)} | {measures[name]:.{digits}f} |")
     head = (
         f"{document['seconds']:.0f} s of a dialogue in voices and sentences that were held out of "
-        f"training, shipped weights, {document['steps']} steps. The pixels are read back by a linear "
-        f"probe fitted on rendered frames"
+        f"training, shipped weights, {document['steps']} steps. The pixels are read back by a "
+        f"linear probe fitted on rendered frames"
     )
     if probe:
         head += f" (jaw r = {probe['jaw']:.3f} on held-out renders)"

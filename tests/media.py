@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import struct
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -87,3 +90,14 @@ def decode(path: Path) -> tuple[list[Fraction], Floats, Floats]:
             assert start == sum(len(part) for part in sound), "a gap in the sound"
             sound.append(frame.to_ndarray()[0])
     return times, np.array(brightness), np.concatenate(sound)
+
+
+@contextlib.contextmanager
+def disk_of(num_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond `num_bytes`: what a full disk is to a writer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

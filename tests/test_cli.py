@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ import pytest
 from rtgen import cli
 from rtgen.cli import main
 from rtgen.progress import Progress, ProgressLine
-from tests.media import decode, wav_bytes
+from tests.media import decode, disk_of, wav_bytes
 from tests.test_audio_reader import bad_files
 from tests.toy_pipeline import write_toy_model
 
@@ -193,21 +191,13 @@ def test_output_over_the_input_is_refused(
     assert (tmp_path / "talk.mp4").read_bytes() == before
 
 
-@pytest.fixture
-def tiny_disk() -> Iterator[None]:
-    """No file may grow beyond 4000 bytes: what a full disk is to the writer."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_is_one_line_and_no_file(
-    tmp_path: Path, model: str, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    tmp_path: Path, model: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     speech(tmp_path, 6)
-    request.getfixturevalue("tiny_disk")
-    assert "cannot be written on (File too large)" in error_of(capfd, words(tmp_path, model))
+    with disk_of(4000):
+        message = error_of(capfd, words(tmp_path, model))
+    assert "cannot be written on (File too large)" in message
     assert [path.name for path in tmp_path.iterdir()] == ["speech.wav"]
 
 

@@ -216,6 +216,7 @@ def run(args: argparse.Namespace) -> int:
     config = avatar_denoiser_config(data.control_dim, data.num_states)
     model = CausalDenoiser(config).to(precision.device)
     model.attention_backend = "naive"
+    model.condition_embedder.control_scale.copy_(1 / data.control_std)
     importance = importance_map(renderer, data.label_sample, data.mouth_labels, data.eye_labels)
     stage = DenoiserStage(
         model, data.train, data.test, data.reference, importance, args.seed, args.steps, precision

@@ -70,6 +70,14 @@ class UnitTracks:
     eye_labels: Tensor
 
     @property
+    def control_std(self) -> Tensor:
+        """Standard deviation of each control number over the training tracks, [4 * K]."""
+        frames = torch.cat([track.control for track in self.train])
+        names = frames.unflatten(1, (FRAMES_PER_UNIT, -1))  # type: ignore[no-untyped-call]
+        std: Tensor = names.std((0, 1)).clamp_min(1e-3).repeat(FRAMES_PER_UNIT)
+        return std
+
+    @property
     def control_dim(self) -> int:
         """Control numbers per unit."""
         return self.train[0].control.shape[1]

@@ -233,7 +233,7 @@ class FaceTrack:
         weights: [F, U] float32 in 0..1 over `FACE_UNITS`.
         pose: [F, 3] float32 yaw, pitch, roll in radians.
         gaze: [F, 2] float32 x to the right and y upwards in radians, relative to the head.
-        breath: [F] float32.
+        breath: [F] float32 lift of the chest in decimetres.
         controls: [F, K] float32, what the expression, pose, gaze and breath were made from.
         state: [F] int8, index into `pipelines.motion.STATES`.
     """

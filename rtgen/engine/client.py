@@ -89,7 +89,7 @@ class EngineSession:
             lambda: core.is_closing or core.is_ended or core.audio_room_s() >= seconds,
             timeout_s,
         )
-        if found and core.audio_room_s() < seconds:
+        if core.is_closing or core.is_ended:
             raise StreamClosed(f"session {core.id} has ended; open another one")
         return found
 

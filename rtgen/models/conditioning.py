@@ -201,6 +201,9 @@ class ConditionEmbedder(nn.Module):
             self.event_embedder = nn.Embedding(config.num_events, dim)
         if config.control_dim:
             self.control_embedder = Mlp(config.control_dim, dim, nn.SiLU())
+            # Controls come in natural units (radians beside 0..1); training sets 1 / std here.
+            self.control_scale: Tensor
+            self.register_buffer("control_scale", torch.ones(config.control_dim))
         self.config = config
 
     def embed_time(self, timestep: Tensor, addition: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -233,5 +236,5 @@ class ConditionEmbedder(nn.Module):
         if conditioning.event is not None:
             parts.append(self.event_embedder(conditioning.event))
         if conditioning.control is not None:
-            parts.append(self.control_embedder(conditioning.control))
+            parts.append(self.control_embedder(conditioning.control * self.control_scale))
         return torch.stack([part.float() for part in parts]).sum(0) if parts else None

@@ -58,19 +58,12 @@ def _spatial_rotation(grid_h: int, grid_w: int, head_dim: int, device: torch.dev
     return torch.cat((rows, columns), dim=-1).flatten(0, 1).to(device)
 
 
-@lru_cache(maxsize=256)
-def _frame_rotation(
-    frame_positions: tuple[int, ...], grid_h: int, grid_w: int, head_dim: int, device: torch.device
+@lru_cache(maxsize=1024)
+def _temporal_rotation(
+    frame_positions: tuple[int, ...], head_dim: int, device: torch.device
 ) -> Tensor:
-    dim_t, _, _ = axis_dims(head_dim)
-    spatial = _spatial_rotation(grid_h, grid_w, head_dim, device)
-    temporal = _rotation(frame_positions, dim_t).to(device)
-    frames, tokens = len(frame_positions), len(spatial)
-    parts = (
-        temporal[:, None].expand(frames, tokens, -1),
-        spatial[None].expand(frames, tokens, -1),
-    )
-    return torch.cat(parts, dim=-1).flatten(0, 1)
+    """[T, pairs of the frame] complex64; small, so that many streams' passes find theirs again."""
+    return _rotation(frame_positions, axis_dims(head_dim)[0]).to(device)
 
 
 def frame_rope(
@@ -80,7 +73,7 @@ def frame_rope(
     head_dim: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """The rotation of every token of some frames; the last few results are kept.
+    """The rotation of every token of some frames.
 
     Args:
         frame_positions: T positions along time, any integers.
@@ -90,13 +83,19 @@ def frame_rope(
         device: where the result is needed.
 
     Returns:
-        [T * grid_h * grid_w, head_dim / 2] complex64. Shared: do not write to it.
+        [T * grid_h * grid_w, head_dim / 2] complex64.
     """
-    # A tensor born in inference mode could not be used in training later.
+    device = torch.device(device)
+    # The parts are kept, and one born in inference mode could not be used in training later.
     with torch.inference_mode(False), torch.no_grad():
-        return _frame_rotation(
-            tuple(frame_positions), grid_h, grid_w, head_dim, torch.device(device)
+        temporal = _temporal_rotation(tuple(frame_positions), head_dim, device)
+        spatial = _spatial_rotation(grid_h, grid_w, head_dim, device)
+        frames, tokens = len(temporal), len(spatial)
+        parts = (
+            temporal[:, None].expand(frames, tokens, -1),
+            spatial[None].expand(frames, tokens, -1),
         )
+        return torch.cat(parts, dim=-1).flatten(0, 1)
 
 
 def time_shift(frames: int, head_dim: int, device: torch.device | str = "cpu") -> Tensor:

@@ -32,6 +32,16 @@ _IGNORED: dict[str, tuple[Any, ...]] = {
     "added_kv_proj_dim": (None,),
     "pos_embed_seq_len": (None,),
 }
+# What torch and safetensors raise for a missing, cut or foreign file.
+_READ_ERRORS = (
+    OSError,
+    EOFError,
+    SafetensorError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
 
 
 def load_checkpoint(path: Path | str) -> dict[str, Any]:
@@ -49,7 +59,7 @@ def load_checkpoint(path: Path | str) -> dict[str, Any]:
             return dict(load_file(path))
         if path.suffix in (".pt", ".pth", ".bin"):
             return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:
+    except _READ_ERRORS as error:
         raise CheckpointError(f"cannot read weights from {path}: {error}") from error
     raise CheckpointError(f"{path}: expected a .safetensors, .pt, .pth or .bin file")
 

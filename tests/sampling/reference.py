@@ -20,44 +20,23 @@ from rtgen.models.denoiser import CausalDenoiser
 from rtgen.sampling.noise import CLEAN_STEP, frame_noise
 from rtgen.sampling.schedulers import FlowMatchSchedule
 from rtgen.sampling.stream import ChunkStream, run_passes
+from tests.toy import CHANNELS, HEIGHT, WIDTH, toy_conditioning, toy_config, toy_denoiser
 
-LATENT_SHAPE = (4, 4, 4)
-CONFIG = DenoiserConfig(
-    num_attention_heads=2,
-    attention_head_dim=12,
-    in_channels=4,
-    out_channels=4,
-    ffn_dim=32,
-    num_layers=2,
-    freq_dim=16,
-    audio_dim=3,
-    audio_tokens=2,
-    num_states=3,
-)
+LATENT_SHAPE = (CHANNELS, HEIGHT, WIDTH)
+CONFIG = toy_config(audio_dim=3, audio_tokens=2, num_states=3, freq_dim=16)
 SAMPLING = SamplingConfig(timesteps=(1000, 500), warp=True)
 
 
 def make_denoiser(**changes: Any) -> CausalDenoiser:
-    """A denoiser whose every parameter is random, so that no part of it can be left out."""
-    denoiser = CausalDenoiser(replace(CONFIG, **changes)).requires_grad_(False)
-    generator = torch.Generator().manual_seed(11)
-    for parameter in denoiser.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return denoiser
+    """A toy with audio and state, every parameter random, so that no part can be left out."""
+    return toy_denoiser(replace(CONFIG, **changes))
 
 
 def make_conditioning(
     num_frames: int, seed: int, config: DenoiserConfig = CONFIG, prompt: Tensor | None = None
 ) -> Conditioning:
-    """Random conditioning of some frames."""
-    generator = torch.Generator().manual_seed(seed)
-    audio = state = None
-    if config.audio_dim is not None:
-        shape = (1, num_frames, config.audio_tokens, config.audio_dim)
-        audio = torch.randn(shape, generator=generator)
-    if config.num_states:
-        state = torch.randint(config.num_states, (1, num_frames), generator=generator)
-    return Conditioning(audio=audio, state=state, prompt_embeds=prompt)
+    """Random conditioning of some frames under a prompt of the caller's."""
+    return replace(toy_conditioning(config, num_frames, seed=seed), prompt_embeds=prompt)
 
 
 def make_script(

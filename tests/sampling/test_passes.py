@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rtgen.config import CacheConfig
 from rtgen.errors import ConfigError
 from rtgen.models.denoiser import CausalDenoiser
-from rtgen.models.invariance import invariant_batch_sizes, set_row_tile
+from rtgen.models.invariance import invariant_batch_sizes
 from rtgen.sampling import stream as stream_module
 from rtgen.sampling.passes import NonFiniteError, StreamPass, batches, forward_rows
 from rtgen.sampling.stream import ChunkStream, run_passes
@@ -102,7 +102,7 @@ def test_rows_equal_themselves_alone_at_self_tested_sizes(
 @pytest.mark.parametrize("frames", [1, 3])
 def test_rows_equal_themselves_alone_in_row_tiles(frames: int, merge: bool) -> None:
     denoiser = make_denoiser()
-    set_row_tile(denoiser, 1)
+    denoiser.row_tile = 1
     seen = check_company(denoiser, config(frames, merge), None)
     assert max(seen) > 1
 
@@ -112,7 +112,7 @@ def test_company_check_catches_swapped_rows() -> None:
         return forward_rows(denoiser, rows).roll(1, 0)
 
     denoiser = make_denoiser()
-    set_row_tile(denoiser, 1)
+    denoiser.row_tile = 1
     with patch.object(stream_module, "forward_rows", swapped), pytest.raises(AssertionError):
         check_company(denoiser, config(), None)
 
@@ -123,7 +123,7 @@ def test_company_check_catches_conditioning_of_the_first_row() -> None:
         return forward_rows(denoiser, shared)
 
     denoiser = make_denoiser()
-    set_row_tile(denoiser, 1)
+    denoiser.row_tile = 1
     with patch.object(stream_module, "forward_rows", first_for_all), pytest.raises(AssertionError):
         check_company(denoiser, config(), None)
 
