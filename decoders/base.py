@@ -121,6 +121,9 @@ class MemorylessDecoder:
         network: [B, T, C, h, w] to [B, T * F, 3, H, W]; used as it stands.
         latent_space: what it was trained on.
         latent_shape: (C, h, w) that it takes.
+
+    Attributes:
+        dtype: of its weights.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class MemorylessDecoder:
         self.network = network
         self.latent_space = latent_space
         self.latent_shape = latent_shape
-        self._dtype = next(network.parameters()).dtype
+        self.dtype = next(network.parameters()).dtype
 
     def new_state(
         self, height: int, width: int, dtype: torch.dtype, device: torch.device | str
@@ -150,4 +153,4 @@ class MemorylessDecoder:
                 f"got {list(latents.shape)}"
             )
         # Row by row: a batch of convolutions need not give the bits of each row alone.
-        return [self.network(row[None].to(self._dtype))[0].float() for row in latents]
+        return [self.network(row[None].to(self.dtype))[0].float() for row in latents]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from decoders.base import MemorylessDecoder
+from decoders.base import MemorylessDecoder, require_latent_space
 from decoders.unit_conv import UnitDecoder
 from pipelines.audio import MelFrontEnd
 from pipelines.avatar_model import (
@@ -111,6 +111,7 @@ class AvatarSession:
 
     def __init__(self, pipeline: AvatarPipeline, spec: SessionSpec) -> None:
         config = pipeline.config
+        self.spec = spec
         self._pipeline = pipeline
         self._chunk = config.cache.frames_per_chunk
         self._stream: ChunkStream | None = ChunkStream(
@@ -126,7 +127,7 @@ class AvatarSession:
         self._before: deque[ConditionerState] = deque(maxlen=depth)
         _, height, width = config.latent_shape
         decoder, device = pipeline.decoder, pipeline.device
-        self._decoder_state = decoder.new_state(height, width, pipeline.decoder_dtype, device)
+        self._decoder_state = decoder.new_state(height, width, decoder.dtype, device)
         reference = pipeline.reference(spec.avatar)
         self._stream.prime(reference, _to(config.neutral(len(reference)), device))
         for frame in reference:
@@ -180,25 +181,26 @@ class AvatarPipeline:
     Args:
         config: of the model.
         denoiser: for inference, already on the device in the dtype that serves.
-        network: of the decoder, likewise.
-        decoder_dtype: of the decoder's weights.
+        decoder: likewise.
         references: per avatar [T, C, h, w] normalised latents.
         device: where all of it is.
+
+    Raises:
+        ConfigError: the decoder reads another latent space than the denoiser writes.
     """
 
     def __init__(
         self,
         config: AvatarConfig,
         denoiser: CausalDenoiser,
-        network: UnitDecoder,
-        decoder_dtype: torch.dtype,
+        decoder: MemorylessDecoder,
         references: dict[str, Tensor],
         device: torch.device,
     ) -> None:
+        require_latent_space(decoder, config.latent_space)
         self.config = config
         self.denoiser = denoiser
-        self.decoder: MemorylessDecoder = as_decoder(network, config, decoder_dtype)
-        self.decoder_dtype = decoder_dtype
+        self.decoder = decoder
         self.device = device
         self._references = {name: value.to(device) for name, value in references.items()}
         shape = (len(config.latent_mean), 1, 1)
@@ -234,8 +236,7 @@ class AvatarPipeline:
         return cls(
             config,
             cast_weights(denoiser, denoiser_dtype).to(place),
-            network.to(place),
-            decoder_dtype,
+            as_decoder(network.to(place), config, decoder_dtype),
             load_references(folder, config),
             place,
         )
@@ -267,6 +268,7 @@ class AvatarPipeline:
 
     def describe(self) -> dict[str, Any]:
         config, parts = self.config, (self.denoiser, self.decoder.network)
+        dtypes = self.denoiser.patch_embedding.weight.dtype, self.decoder.dtype
         return {
             "model": config.name,
             "avatars": list(config.avatars),
@@ -277,8 +279,8 @@ class AvatarPipeline:
             "window": config.cache.window,
             "parameters": [sum(p.numel() for p in part.parameters()) for part in parts],
             "device": str(self.device),
-            "denoiser_dtype": str(self.denoiser.patch_embedding.weight.dtype)[6:],
-            "decoder_dtype": str(self.decoder_dtype)[6:],
+            "denoiser_dtype": str(dtypes[0]).removeprefix("torch."),
+            "decoder_dtype": str(dtypes[1]).removeprefix("torch."),
         }
 
     def reference(self, avatar: str | None) -> Tensor:

@@ -1,8 +1,9 @@
 """Offline render: the engine with a file as its sink.
 
-A recording is read, pushed to an offline session and written as it comes back, in constant memory:
-the reader is at most some seconds ahead of the writer, and nothing is dropped. The picture is as
-long as the sound, filled up with silence to a whole unit.
+A recording is read, pushed to an offline session and written as it comes back: the reader is at
+most some seconds ahead of the writer, and nothing is dropped. Memory does not grow with the length
+but for the MP4's index, 5 kB a second. The picture is as long as the sound, which is filled up with
+silence to a whole unit.
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "autoencoder": ("train the frame autoencoder", "pipelines.train.autoencoder"),
             "renderer": ("train the latent renderer", "pipelines.train.latent_renderer"),
             "denoiser": ("train the causal denoiser", "pipelines.train.denoiser"),
+            "decoder": ("fit the decoder to the denoiser's latents", "pipelines.train.decoder"),
+            "export": ("put the parts together as a model folder", "pipelines.train.export"),
         },
     ),
     "eval": (

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 
 from rtgen.engine.client import EngineSession
 from rtgen.engine.engine import Engine
-from rtgen.errors import RtgenError, StreamClosed
 from rtgen.types import (
     ControlMessage,
     Grant,
@@ -40,10 +39,7 @@ class AsyncSession:
             await self._until(core.has_unit_or_end)
             unit = core.pop_unit()
             if unit is None:
-                if isinstance(core.error, RtgenError):
-                    raise core.error
-                if core.error is not None:
-                    raise StreamClosed(f"session {core.id} failed: {core.error!r}")
+                core.raise_error()
                 return
             yield unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rtgen.errors import ConfigError, RtgenError, StreamClosed
+from rtgen.errors import ConfigError
 from rtgen.types import (
     ControlMessage,
     Pcm16,
@@ -89,8 +89,7 @@ class EngineSession:
             lambda: core.is_closing or core.is_ended or core.audio_room_s() >= seconds,
             timeout_s,
         )
-        if core.is_closing or core.is_ended:
-            raise StreamClosed(f"session {core.id} has ended; open another one")
+        core.require_open()
         return found
 
     def push_frame(self, frame: Pixels) -> None:
@@ -135,10 +134,8 @@ class EngineSession:
         if not self._engine.wait_for(core, core.has_unit_or_end, timeout_s):
             raise TimeoutError("no unit came: push sound, end it, or acknowledge units")
         unit = core.pop_unit()
-        if unit is None and core.error is not None:
-            if isinstance(core.error, RtgenError):
-                raise core.error
-            raise StreamClosed(f"session {core.id} failed: {core.error!r}") from core.error
+        if unit is None:
+            core.raise_error()
         return unit
 
     def units(self) -> Iterator[Unit]:

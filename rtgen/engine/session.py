@@ -100,7 +100,7 @@ class SessionCore:
     def push_audio(self, pcm: Pcm16, sample_rate: int) -> int:
         """See `EngineSession.push_audio`."""
         with self.changed:
-            self._require_open()
+            self.require_open()
             accepted = self._intake.push_audio(pcm, sample_rate)
         self._wake()
         return accepted
@@ -108,7 +108,7 @@ class SessionCore:
     def end_audio(self) -> None:
         """See `EngineSession.end_audio`."""
         with self.changed:
-            self._require_open()
+            self.require_open()
             self._intake.end_audio()
             self._finish_if_done()
         self._notify()
@@ -132,13 +132,13 @@ class SessionCore:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ShapeError(f"a picture is uint8 [H, W, 3], got {frame.dtype} {frame.shape}")
         with self.changed:
-            self._require_open()
+            self.require_open()
             self._intake.frame = frame
 
     def control(self, message: ControlMessage) -> None:
         """See `EngineSession.control`."""
         with self.changed:
-            self._require_open()
+            self.require_open()
             match message:
                 case Stop():
                     self._interrupt()
@@ -187,6 +187,19 @@ class SessionCore:
     def has_unit_or_end(self) -> bool:
         """Whether `pop_unit` would give a unit, or none is to come."""
         return bool(self._outbox.units) or self.is_ended or self.is_closing
+
+    def raise_error(self) -> None:
+        """Raises what the session failed of, if it did: errors of ours as they are."""
+        if isinstance(self.error, RtgenError):
+            raise self.error
+        if self.error is not None:
+            raise StreamClosed(f"session {self.id} failed: {self.error!r}") from self.error
+
+    def require_open(self) -> None:
+        """Raises what the session failed of, or `StreamClosed` if it has ended otherwise."""
+        self.raise_error()
+        if self.is_closing or self.is_ended:
+            raise StreamClosed(f"session {self.id} has ended; open another one")
 
     def stats(self) -> Stats:
         """Figures so far."""
@@ -282,10 +295,6 @@ class SessionCore:
         self._notify()
 
     # -- under the lock
-
-    def _require_open(self) -> None:
-        if self.is_closing or self.is_ended:
-            raise StreamClosed(f"session {self.id} has ended; open another one")
 
     def _deliver(self, plan: UnitPlan, pixels: Pixels, now_ns: int) -> None:
         unit = Unit(
