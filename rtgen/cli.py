@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "train": (
         "make the avatar's data and train its networks",
         {
+            "art": ("fetch the art of the synthetic head", "pipelines.train.art"),
             "data": ("render the synthetic training clips", "pipelines.train.dataset"),
             "autoencoder": ("train the frame autoencoder", "pipelines.train.autoencoder"),
             "renderer": ("train the latent renderer", "pipelines.train.latent_renderer"),

@@ -2,7 +2,7 @@
 
 RtgenError
 ├── ConfigError (ValueError)      a value that breaks a rule of a configuration or of a request
-├── ShapeError (ValueError)       a tensor whose shape, dtype or device is not what the contract says
+├── ShapeError (ValueError)       a tensor whose shape, dtype or device breaks the contract
 ├── CheckpointError               weights that are missing, unreadable, or do not fit the model
 ├── BackendUnavailable            a device, library or program that was asked for and is not there
 ├── MediaError                    input or output media that cannot be read, understood or written

@@ -1,1 +1,4 @@
-"""Live delivery over WebRTC. May import `rtgen.{config,errors,types,timing,frame_link}`; never torch."""
+"""Live delivery over WebRTC.
+
+May import `rtgen.{config,errors,types,timing,frame_link}`; never torch.
+"""

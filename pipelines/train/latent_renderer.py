@@ -24,7 +24,7 @@ from pipelines.train.loop import TrainConfig, Trainer, add_train_arguments, trai
 from pipelines.train.store import Clip, load_clips
 from rtgen.errors import CheckpointError
 
-DEFAULTS = TrainConfig(steps=12000, learning_rate=2e-3, warmup=100, flat=0.2, weight_decay=0.02)
+DEFAULTS = TrainConfig(steps=6000, learning_rate=2e-3, warmup=100, flat=0.2, weight_decay=0.02)
 BATCH = 256
 
 
