@@ -73,7 +73,7 @@ class UnitFormat:
         if (self.duration * self.model_rate).denominator != 1:
             raise ConfigError(
                 f"{self.frames_per_unit} frames at {self.fps} fps are no whole number of samples "
-                f"at {self.model_rate} Hz; change fps or model_rate"
+                f"at {self.model_rate} Hz"
             )
 
     @property
@@ -141,15 +141,11 @@ class SessionSpec:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be in [0, 2**63), got {self.seed}")
-        if self.num_inference_steps is not None and self.num_inference_steps < 1:
-            raise ConfigError(
-                f"num_inference_steps must be at least 1, got {self.num_inference_steps}"
-            )
-        if self.service_class not in typing.get_args(ServiceClass):
-            raise ConfigError(
-                f"service_class must be one of {typing.get_args(ServiceClass)}, "
-                f"got {self.service_class!r}"
-            )
+        steps, classes = self.num_inference_steps, typing.get_args(ServiceClass)
+        if steps is not None and steps < 1:
+            raise ConfigError(f"num_inference_steps must be at least 1, got {steps}")
+        if self.service_class not in classes:
+            raise ConfigError(f"service_class must be in {classes}, got {self.service_class!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +157,7 @@ class Grant(Generic[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """No room: the constraint that stood in the way, and when to ask again."""
+    """No room: what stood in the way, and when to ask again."""
 
     reason: str
     retry_after_s: float
@@ -257,10 +253,9 @@ class SetQuality(_Message):
     num_inference_steps: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_inference_steps <= 1000:
-            raise ConfigError(
-                f"num_inference_steps must be 1 to 1000, got {self.num_inference_steps}"
-            )
+        steps = self.num_inference_steps
+        if not 1 <= steps <= 1000:
+            raise ConfigError(f"num_inference_steps must be 1 to 1000, got {steps}")
 
 
 ControlMessage = Speak | Stop | SetState | TriggerEvent | SetAvatar | SetQuality
@@ -318,9 +313,7 @@ class ErrorEvent(_Message):
 
 ServerEvent = Started | Finished | Stats | ErrorEvent
 
-_CONTROL_TYPES: dict[str, type[Any]] = {
-    kind.type: kind for kind in (Speak, Stop, SetState, TriggerEvent, SetAvatar, SetQuality)
-}
+_CONTROL_TYPES: dict[str, type[Any]] = {kind.type: kind for kind in typing.get_args(ControlMessage)}
 
 
 def parse_control(message: object) -> ControlMessage:
@@ -378,47 +371,30 @@ class Session(Protocol):
 
     def units(self) -> AsyncIterator[Unit]:
         """Finished units in order; ends when the session ends. One reader."""
-        ...
 
     def events(self) -> AsyncIterator[ServerEvent]:
         """Server events in order; of unread ones the oldest `Stats` make room. One reader."""
-        ...
 
     def push_audio(self, pcm: Pcm16, sample_rate: int) -> int:
-        """Appends speech and returns how many samples per channel were accepted.
-
-        Args:
-            pcm: int16 [samples] or [channels, samples], of which the mean is taken.
-            sample_rate: Hz, any.
-        """
-        ...
+        """Appends speech, int16 [samples] or [channels, samples]; returns samples accepted."""
 
     def end_audio(self) -> None:
         """Ends the utterance (live), or the session's sound and with it the session (offline)."""
-        ...
 
     async def audio_room(self, seconds: float) -> None:
         """Returns when that much sound would be accepted, or the session has ended."""
-        ...
 
     def push_frame(self, frame: Pixels) -> None:
         """Gives a picture of a camera, uint8 [H, W, 3]; it replaces one not yet used."""
-        ...
 
     def control(self, message: ControlMessage) -> None:
         """Applies a message; it takes effect at the next unit not yet begun."""
-        ...
 
     def ack(self, unit: Unit) -> None:
-        """Says that a live unit is being shown: an interrupt goes back to it, a place is free.
-
-        Units of an older generation are ignored.
-        """
-        ...
+        """Says that a live unit is on screen: an interrupt goes back to it, and a place is free."""
 
     async def close(self) -> None:
         """Ends the session and frees its place; may be called again."""
-        ...
 
 
 class Service(Protocol):
@@ -426,4 +402,3 @@ class Service(Protocol):
 
     async def reserve(self, spec: SessionSpec) -> Grant[Session] | Refusal:
         """Opens a session, or says why not; raises `ConfigError` for what no wait would mend."""
-        ...
