@@ -144,42 +144,50 @@ def engine_speed(pipeline: Any, units: int) -> dict[str, float]:
 
 
 def no_cache_ratio(pipeline: Any, repeats: int = 5) -> float:
-    """CPU time of a pass that recomputes the whole window over one that reads the cache."""
+    """CPU time of a pass that recomputes the whole window over one that reads the cache.
+
+    Raises:
+        ConfigError: the two do not agree on the newest frame, so they do not do the same work.
+    """
     import torch
 
-    from rtgen.models.blocks import CachePass
-    from rtgen.models.denoiser import block_causal_mask
+    from rtgen.models.denoiser import CachePass, block_causal_mask
 
     config, denoiser = pipeline.config, pipeline.denoiser
     window = config.cache.window
     channels, height, width = config.latent_shape
     tokens = config.denoiser.tokens_per_frame(height, width)
-    latents = torch.zeros(1, window, channels, height, width)
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(1, window, channels, height, width, generator=generator)
     timestep = torch.full((1, window), 500.0)
     whole = denoiser.prepare(config.neutral(window))
     single = denoiser.prepare(config.neutral(1))
     cache = denoiser.new_cache(config.cache, height, width)
     mask = block_causal_mask(window, tokens, 1, window, config.cache.sink)
 
-    def cached(frame: int) -> None:
+    def cached(frame: int) -> Any:
         where = CachePass(cache, frame, (1,))
-        denoiser(latents[:, :1], timestep[:, :1], single, caches=[where])
+        return denoiser(latents[:, frame : frame + 1], timestep[:, :1], single, caches=[where])
 
-    def dense(_: int) -> None:
-        denoiser(latents, timestep, whole, mask=mask)
+    def dense(frame: int) -> Any:
+        return denoiser(latents, timestep, whole, mask=mask)[:, frame : frame + 1]
 
-    spans = []
+    newest = window - 1
+    spans, outputs = [], []
     with torch.inference_mode():
-        for frame in range(window):
+        for frame in range(newest):
             cached(frame)
             cache.commit(1)
         for call in (dense, cached):
-            call(window)
+            outputs.append(call(newest))
             started = time.process_time()
             for _ in range(repeats):
-                call(window)
+                call(newest)
             spans.append(time.process_time() - started)
-    return spans[0] / spans[1]
+    apart = (outputs[0] - outputs[1]).square().mean().sqrt() / outputs[1].square().mean().sqrt()
+    if apart > 0.05:
+        raise ConfigError(f"with and without cache differ by {float(apart):.3f} of the output")
+    return float(spans[0] / max(spans[1], 1e-9))
 
 
 def gflop_per_unit(pipeline: Any) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rtgen.config import CacheConfig
 from rtgen.errors import ConfigError, RtgenError
 from rtgen.models.blocks import CachePass
 from rtgen.models.conditioning import PreparedConditioning
@@ -91,6 +92,21 @@ def noisy_pass(cache: RollingKVCache, chunk: RunningChunk) -> StreamPass:
         cache=CachePass(cache, chunk.start, (frames,)),
         prepared=chunk.conditions.prepared,
         emits=chunk.is_last_step,
+    )
+
+
+def can_merge(config: CacheConfig, owed: Sequence[FinishedChunk], running: RunningChunk) -> bool:
+    """Whether the one owed clean pass may run together with the running chunk's first step.
+
+    They must be neighbours of one length, under one prompt: a row has one set of text keys.
+    """
+    last = owed[-1]
+    return (
+        config.merge_clean_pass
+        and len(owed) == 1
+        and last.end == running.start
+        and len(last.context) == len(running.latents)
+        and last.conditions.prepared.same_text(running.conditions.prepared)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,6 +103,21 @@ class StreamState:
     owed: tuple[FinishedChunk, ...] = ()
     recent: tuple[FinishedChunk, ...] = ()
     conditions: Conditions | None = None
+
+    def rolled_back(self, target: int) -> StreamState:
+        """The state at an earlier position: no chunk is running, and what was owed then is."""
+        owed = tuple(chunk for chunk in self.owed if chunk.start < target)
+        recent = tuple(chunk for chunk in self.recent if chunk.start < target)
+        if not owed and recent and recent[-1].end == target:
+            owed = recent[-1:]  # its clean pass was merged with what is dropped
+        return replace(
+            self,
+            position=target,
+            running=None,
+            owed=owed,
+            recent=recent,
+            conditions=owed[-1].conditions if owed else self.conditions,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ before anyone reads them.
 
     begin -> noisy pass 0 .. n-1 -> x0 out -> (clean pass | merged with the next noisy pass 0)
 
-The state is one frozen record that a completed pass replaces in one assignment. A pass that fails
-leaves the record as it was, and what it wrote to the cache is rewritten when it is run again.
-Noise depends on (seed, frame, step) only. So neither company, nor a failure, a roll-back or a
-restore changes what a stream produces.
+The state is one frozen record that a completed pass replaces in one assignment; what a failed pass
+wrote to the cache is rewritten when it is run again. Noise depends on (seed, frame, step) only. So
+neither company, nor a failure, a roll-back or a restore changes what a stream produces.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from rtgen.sampling.passes import (
     NonFiniteError,
     StreamPass,
     batches,
+    can_merge,
     clean_pass,
     forward_rows,
     merged_pass,
@@ -190,7 +190,7 @@ class ChunkStream:
         state, running = self._state, self._state.running
         if not state.owed:
             return None if running is None else noisy_pass(self.cache, running)
-        if running is not None and self._can_merge(state.owed, running):
+        if running is not None and can_merge(self.cache_config, state.owed, running):
             with ordinary_tensors():
                 return merged_pass(self.cache, state.owed[0], running)
         return clean_pass(self.cache, state.owed[0])
@@ -221,11 +221,7 @@ class ChunkStream:
     def step(self, conditioning: Conditioning) -> Tensor:
         """Generates one chunk alone: begin, and passes until x0; its clean pass stays owed.
 
-        Args:
-            conditioning: of the chunk's frames, B = 1.
-
-        Returns:
-            x0 [frames_per_chunk, C, h, w] float32.
+        Takes what `begin` takes, and returns x0 [frames_per_chunk, C, h, w] float32.
         """
         self.begin(conditioning)
         while True:
@@ -253,19 +249,8 @@ class ChunkStream:
                 f"can drop 0 to {state.position - state.floor} frames at frame {state.position} "
                 f"(lead {self.cache_config.lead}, {state.primed} primed), got {num_frames}"
             )
-        owed = tuple(chunk for chunk in state.owed if chunk.start < target)
-        recent = tuple(chunk for chunk in state.recent if chunk.start < target)
-        if not owed and recent and recent[-1].end == target:
-            owed = recent[-1:]  # its clean pass was merged with what is dropped
         self.cache.rollback(max(0, self.cache.committed - target))
-        self._state = replace(
-            state,
-            position=target,
-            running=None,
-            owed=owed,
-            recent=recent,
-            conditions=owed[-1].conditions if owed else state.conditions,
-        )
+        self._state = state.rolled_back(target)
 
     def snapshot(self) -> StreamSnapshot:
         """A copy of the whole state; the stream may go on, the snapshot stays."""
@@ -279,10 +264,14 @@ class ChunkStream:
         """Takes over a snapshot of this stream or of another one of the same form.
 
         Raises:
-            ConfigError: cache configuration or latent shape differ.
+            ConfigError: cache configuration, latent shape or the ring's form differ.
         """
-        for name in ("cache_config", "latent_shape"):
-            ours, theirs = getattr(self, name), getattr(snapshot, name)
+        ring, kept = self.cache.keys, snapshot.cache.keys
+        for name, ours, theirs in (
+            ("cache_config", self.cache_config, snapshot.cache_config),
+            ("latent_shape", self.latent_shape, snapshot.latent_shape),
+            ("keys", (ring.dtype, ring.shape), (kept.dtype, kept.shape)),
+        ):
             if ours != theirs:
                 raise ConfigError(f"snapshot was made with {name} {theirs}, the stream has {ours}")
         self.set_sampling(snapshot.sampling_config)
@@ -300,16 +289,6 @@ class ChunkStream:
 
     def _noise(self, state: StreamState, start: int, num_frames: int, step: int) -> Tensor:
         return chunk_noise(state.seed, start, num_frames, step, self.latent_shape, self.device)
-
-    def _can_merge(self, owed: tuple[FinishedChunk, ...], running: RunningChunk) -> bool:
-        last = owed[-1]
-        return (
-            self.cache_config.merge_clean_pass
-            and len(owed) == 1
-            and len(last.context) == len(running.latents)
-            and last.end == running.start
-            and last.conditions.prepared.same_text(running.conditions.prepared)
-        )
 
     def _is_bad(self, output: Tensor) -> bool:
         return self.check_finite and not bool(output.isfinite().all())

@@ -342,6 +342,8 @@ def test_restore_refuses_another_form() -> None:
         make_stream(denoiser, config(3)).restore(snapshot)
     with pytest.raises(ConfigError, match="latent_shape"):
         make_stream(denoiser, config(1), latent_shape=(4, 4, 8)).restore(snapshot)
+    with pytest.raises(ConfigError, match="keys"):
+        make_stream(make_denoiser(num_layers=1), config(1)).restore(snapshot)
 
 
 class Planted(RuntimeError):
