@@ -185,7 +185,8 @@ def no_cache_ratio(pipeline: Any, repeats: int = 5) -> float:
                 call(newest)
             spans.append(time.process_time() - started)
     apart = (outputs[0] - outputs[1]).square().mean().sqrt() / outputs[1].square().mean().sqrt()
-    if apart > 0.05:
+    single_precision = denoiser.patch_embedding.weight.dtype == torch.float32
+    if apart > (1e-3 if single_precision else 0.05):
         raise ConfigError(f"with and without cache differ by {float(apart):.3f} of the output")
     return float(spans[0] / max(spans[1], 1e-9))
 
