@@ -40,6 +40,8 @@ class DenoiserConfig:
         num_events: size of the event vocabulary including "none" at 0; 0 for none.
         control_dim: explicit control numbers per latent frame; 0 for none.
         position_grid: token rows and columns of a learned position table, or None.
+        condition_map: channels per token of a learned picture of a frame's state, event, control
+            and pooled audio, added to its tokens; 0 for none. Needs `position_grid`.
         prediction_type: what the network returns: "flow" (noise - x0) or "sample" (x0).
         activation_fn: of the feed-forward: Wan's "gelu-approximate" (tanh), or "gelu" (erf), which
             is several times faster on CPU.
@@ -63,6 +65,7 @@ class DenoiserConfig:
     num_events: int = 0
     control_dim: int = 0
     position_grid: tuple[int, int] | None = None
+    condition_map: int = 0
     prediction_type: PredictionType = "flow"
     activation_fn: Activation = "gelu-approximate"
 
@@ -86,9 +89,19 @@ class DenoiserConfig:
             (self.audio_dim is None) == (self.audio_tokens == 0),
             f"audio_dim and audio_tokens go together, got {self.audio_dim} and {self.audio_tokens}",
         )
-        for name in ("num_states", "num_events", "control_dim"):
+        for name in ("num_states", "num_events", "control_dim", "condition_map"):
             value = getattr(self, name)
             _require(value >= 0, f"{name} must not be negative, got {value}")
+        _require(
+            not self.condition_map
+            or (self.position_grid is not None and self.has_frame_conditions),
+            "condition_map needs a position_grid and audio, states, events or controls to draw",
+        )
+
+    @property
+    def has_frame_conditions(self) -> bool:
+        """Whether frames are conditioned on anything besides time and text."""
+        return bool(self.audio_tokens or self.num_states or self.num_events or self.control_dim)
 
     @property
     def inner_dim(self) -> int:

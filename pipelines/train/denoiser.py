@@ -33,6 +33,7 @@ from rtgen.models.denoiser import CausalDenoiser, block_causal_mask
 DEFAULTS = TrainConfig(steps=4000, learning_rate=1e-3, warmup=100, flat=0.5)
 BATCH = 6
 SHIFT = 3.0
+TEMPORAL_WEIGHT = 4.0  # of the error of differences between the frames of a unit
 CONTEXT_NOISE = 0.12  # history noise is uniform up to this sigma
 CACHE = CacheConfig(window=7, sink=1, frames_per_chunk=1, lead=2, position_mode="relative")
 
@@ -51,6 +52,7 @@ def avatar_denoiser_config(control_dim: int, num_states: int) -> DenoiserConfig:
         num_states=num_states,
         control_dim=control_dim,
         position_grid=(8, 8),
+        condition_map=48,
         prediction_type="sample",
     )
 
@@ -100,6 +102,20 @@ def importance_map(renderer: LatentRenderer, labels: Tensor, mouth: Tensor, eyes
     return weight / weight.mean()
 
 
+def frame_steps(latents: Tensor) -> Tensor:
+    """Differences between neighbouring pixel frames of each unit.
+
+    Args:
+        latents: [B, T, 4 * c, h, w], the four frames' channels stacked.
+
+    Returns:
+        [B, T, 3, c, h, w].
+    """
+    batch, units, channels = latents.shape[:3]
+    frames = latents.reshape(batch, units, 4, channels // 4, *latents.shape[3:])
+    return frames[:, :, 1:] - frames[:, :, :-1]
+
+
 class DenoiserStage:
     """Sampling, loss and evaluation of the denoiser."""
 
@@ -141,7 +157,7 @@ class DenoiserStage:
         return out.float()
 
     def loss(self, step: int) -> dict[str, Tensor]:
-        """Squared error of x0 on noisy units, over sigma^2 + 0.1, weighted by place."""
+        """Squared error of x0 and of its motion on noisy units, over sigma^2 + 0.1."""
         rng = np.random.default_rng((self.seed, step))
         batch = self.batch(rng, self.tracks, BATCH)
         truth = batch.latents
@@ -163,10 +179,13 @@ class DenoiserStage:
         error = (x0 - truth).square() * self.importance
         weight = noisy / (sigma.square() + 0.1)
         per_frame = error.mean((2, 3, 4))
-        loss = (per_frame * weight).sum() / weight.sum().clamp_min(1)
+        moved = frame_steps(x0) - frame_steps(truth)
+        motion = (moved.square() * self.importance).mean((2, 3, 4, 5))
+        total = per_frame + TEMPORAL_WEIGHT * motion
+        loss = (total * weight).sum() / weight.sum().clamp_min(1)
         full = noisy & (sigma >= 0.999)
         at_noise = (per_frame * full).sum() / full.sum().clamp_min(1)
-        return {"loss": loss, "from_noise": at_noise.detach()}
+        return {"loss": loss, "from_noise": at_noise.detach(), "motion": motion.mean().detach()}
 
     @torch.no_grad()
     def _own_history(self, batch: Batch, noisy: Tensor) -> Tensor:
@@ -192,8 +211,15 @@ class DenoiserStage:
         noised = (1 - level) * batch.latents + level * torch.randn_like(batch.latents)
         x0 = self.predict(noised, sigma, batch.conditioning)[:, -1]
         torch.set_rng_state(state)
-        error = (x0 - batch.latents[:, -1]).square()
+        truth = batch.latents[:, -1]
+        error = (x0 - truth).square()
+        steps, true_steps = frame_steps(x0[:, None]), frame_steps(truth[:, None])
+        joins = x0[:, :4] - batch.latents[:, -2, -4:]
+        true_joins = truth[:, :4] - batch.latents[:, -2, -4:]
         return {
+            "motion_gain": float(steps.abs().mean() / true_steps.abs().mean()),
+            "motion_error": float((steps - true_steps).abs().mean() / true_steps.abs().mean()),
+            "join_ratio": float(joins.abs().mean() / true_joins.abs().mean()),
             "test_error": float(error.mean()),
             "test_error_weighted": float((error * self.importance).mean()),
             "test_gain": float(x0.std() / batch.latents[:, -1].std()),

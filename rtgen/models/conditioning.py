@@ -99,11 +99,13 @@ class PreparedConditioning:
         text: [L, 2, B, Lt, heads, d], keys and values of the prompt; None without text.
         audio: [L, 2, B, T, A, heads, d], keys and values of each frame's tokens; None without.
         temb: [B, T, D] float32, added to the time embedding; None for nothing.
+        tokens: [B, T, N, D] float32, added to the embedded patches; None for nothing.
     """
 
     text: Tensor | None = None
     audio: Tensor | None = None
     temb: Tensor | None = None
+    tokens: Tensor | None = None
 
     @classmethod
     def stack(cls, rows: Sequence[PreparedConditioning]) -> PreparedConditioning:
@@ -119,6 +121,7 @@ class PreparedConditioning:
             text=_join("text", [row.text for row in rows], 2),
             audio=_join("audio", [row.audio for row in rows], 2),
             temb=_join("temb", [row.temb for row in rows], 0),
+            tokens=_join("tokens", [row.tokens for row in rows], 0),
         )
 
     @classmethod
@@ -136,6 +139,7 @@ class PreparedConditioning:
             text=chunks[0].text,
             audio=_join("audio", [chunk.audio for chunk in chunks], 3),
             temb=_join("temb", [chunk.temb for chunk in chunks], 1),
+            tokens=_join("tokens", [chunk.tokens for chunk in chunks], 1),
         )
 
     def first_frames(self, frames: int) -> PreparedConditioning:
@@ -144,6 +148,7 @@ class PreparedConditioning:
             text=self.text,
             audio=None if self.audio is None else self.audio[:, :, :, :frames],
             temb=None if self.temb is None else self.temb[:, :frames],
+            tokens=None if self.tokens is None else self.tokens[:, :frames],
         )
 
     def rows(self, rows: Sequence[int]) -> PreparedConditioning:
@@ -153,6 +158,7 @@ class PreparedConditioning:
             text=None if self.text is None else self.text[:, :, index],
             audio=None if self.audio is None else self.audio[:, :, index],
             temb=None if self.temb is None else self.temb[index],
+            tokens=None if self.tokens is None else self.tokens[index],
         )
 
     def same_text(self, other: PreparedConditioning) -> bool:
@@ -180,6 +186,30 @@ def _join(name: str, parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | N
     return torch.cat(given, dim=dim)
 
 
+class ConditionMap(nn.Module):
+    """Draws a frame's conditioning as a picture of tokens.
+
+    Modulation is the same for all tokens of a frame. Where a control moves a place (an eyelid, the
+    outline of a turned head), a picture that is added to the patches says so directly.
+    """
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        assert config.position_grid is not None  # the configuration requires it
+        rows, columns = config.position_grid
+        self.shape = (rows * columns, config.condition_map)
+        self.draw = Mlp(config.inner_dim, 2 * config.inner_dim, nn.SiLU())
+        self.to_map = Linear(2 * config.inner_dim, rows * columns * config.condition_map)
+        self.proj = Linear(config.condition_map, config.inner_dim)
+
+    def forward(self, addition: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, N, D] float32."""
+        drawn = self.to_map(nn.functional.silu(self.draw(addition)))
+        picture = drawn.reshape(*drawn.shape[:-1], *self.shape)
+        out: Tensor = self.proj(nn.functional.silu(picture)).float()
+        return out
+
+
 class ConditionEmbedder(nn.Module):
     """Embeds time, text, audio, state, event and control; diffusers' names where it has them."""
 
@@ -204,6 +234,8 @@ class ConditionEmbedder(nn.Module):
             # Controls come in natural units (radians beside 0..1); training sets 1 / std here.
             self.control_scale: Tensor
             self.register_buffer("control_scale", torch.ones(config.control_dim))
+        if config.condition_map:
+            self.condition_map = ConditionMap(config)
         self.config = config
 
     def embed_time(self, timestep: Tensor, addition: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -77,6 +77,8 @@ class CausalDenoiser(nn.Module):
         for name in ("state_embedder", "event_embedder"):
             if hasattr(embedder, name):
                 nn.init.zeros_(getattr(embedder, name).weight)
+        if self.config.condition_map:
+            nn.init.zeros_(embedder.condition_map.proj.weight)
         nn.init.zeros_(self.proj_out.weight)
 
     @property
@@ -110,9 +112,11 @@ class CausalDenoiser(nn.Module):
             audio_kv = torch.stack(
                 [block.audio_attn.keys_values(context) for block in self._blocks]
             )
-        return PreparedConditioning(
-            text=text_kv, audio=audio_kv, temb=embedder.addition(conditioning)
-        )
+        addition = embedder.addition(conditioning)
+        tokens = None
+        if addition is not None and self.config.condition_map:
+            tokens = embedder.condition_map(addition)
+        return PreparedConditioning(text=text_kv, audio=audio_kv, temb=addition, tokens=tokens)
 
     def new_cache(self, cache_config: CacheConfig, height: int, width: int) -> RollingKVCache:
         """An empty ring for one stream of `height` by `width` latents, beside the weights."""
@@ -187,6 +191,8 @@ class CausalDenoiser(nn.Module):
         x = self.patch_embedding(latents).float()  # [B, T, N, D]
         if self.config.position_grid is not None:
             x = x + self.position_embedding
+        if prepared.tokens is not None:
+            x = x + prepared.tokens
         temb, modulation = self.condition_embedder.embed_time(timestep, prepared.temb)
         layers = self.config.num_layers
         text = [None] * layers if prepared.text is None else prepared.text.unbind(0)
