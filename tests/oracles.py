@@ -74,7 +74,10 @@ class SlowStream:
         """One pass over frames start.. of latents [F, C, h, w], timestep [F]; [F, C_out, h, w]."""
         frames, _, height, width = latents.shape
         columns = width // self.config.patch_size[2]
-        x = [self._patches(frame) for frame in latents.double()]
+        x = [
+            self._patches(frame) + self._map(conditioning, f)
+            for f, frame in enumerate(latents.double())
+        ]
         times = [self._time(timestep, conditioning, f) for f in range(frames)]
         for layer in range(self.config.num_layers):
             x = self._block(layer, x, [m for _, m in times], conditioning, start, columns)
@@ -154,15 +157,37 @@ class SlowStream:
         angles = [float(timestep[f]) * 10000 ** (-i / half) for i in range(half)]
         wave = [math.cos(a) for a in angles] + [math.sin(a) for a in angles]
         e = self._mlp("time_embedder", torch.tensor(wave, dtype=torch.float64), _silu)
+        e = e + self._addition(conditioning, f)
+        return e, self._linear("condition_embedder.time_proj", _silu(e)).reshape(6, -1)
+
+    def _addition(self, conditioning: Conditioning, f: int) -> Tensor:
+        """What frame f is conditioned on besides time and text, [D]."""
+        e = torch.zeros(self.config.inner_dim, dtype=torch.float64)
         if conditioning.audio is not None:
             e = e + self._mlp("audio_pool", conditioning.audio[0, f].double().flatten(), _silu)
         if conditioning.control is not None:
-            e = e + self._mlp("control_embedder", conditioning.control[0, f].double(), _silu)
+            scaled = (
+                conditioning.control[0, f].double()
+                * self.weights["condition_embedder.control_scale"]
+            )
+            e = e + self._mlp("control_embedder", scaled, _silu)
         for part in ("state", "event"):
             value = getattr(conditioning, part)
             if value is not None:
                 e = e + self.weights[f"condition_embedder.{part}_embedder.weight"][int(value[0, f])]
-        return e, self._linear("condition_embedder.time_proj", _silu(e)).reshape(6, -1)
+        return e
+
+    def _map(self, conditioning: Conditioning, f: int) -> Tensor | float:
+        """The conditioning of frame f drawn on its tokens, [N, D]."""
+        if not self.config.condition_map:
+            return 0.0
+        name = "condition_embedder.condition_map."
+        drawn = self._mlp("condition_map.draw", self._addition(conditioning, f), _silu)
+        numbers = self._linear(name + "to_map", _silu(drawn)).tolist()
+        c = self.config.condition_map
+        tokens = [numbers[i : i + c] for i in range(0, len(numbers), c)]
+        picture = torch.tensor(tokens, dtype=torch.float64)
+        return self._linear(name + "proj", _silu(picture))
 
     def _text(self, conditioning: Conditioning) -> Tensor | None:
         if conditioning.prompt_embeds is None:

@@ -44,6 +44,7 @@ def avatar_config(**changes: Any) -> DenoiserConfig:
         "num_events": 4,
         "control_dim": 2,
         "position_grid": (2, 2),
+        "condition_map": 3,
         "activation_fn": "gelu",
     }
     return toy_config(**{**values, **changes})

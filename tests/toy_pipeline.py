@@ -43,6 +43,7 @@ def toy_config(*, merge_clean_pass: bool = False, frames_per_chunk: int = 1) -> 
             num_events=7,
             control_dim=4 * len(CONTROL_NAMES),
             position_grid=(1, 1),
+            condition_map=2,
             prediction_type="sample",
         ),
         cache=CacheConfig(

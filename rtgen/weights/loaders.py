@@ -111,6 +111,7 @@ def save_weights(path: Path | str, state: Mapping[str, Tensor]) -> None:
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in state.items()}, partial
         )
+        partial.chmod(0o644)  # safetensors makes files that only their owner can read
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write weights to {path}: {error}") from error
