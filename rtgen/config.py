@@ -41,7 +41,7 @@ class DenoiserConfig:
         control_dim: explicit control numbers per latent frame; 0 for none.
         position_grid: token rows and columns of a learned position table, or None.
         condition_map: channels per token of a learned picture of a frame's state, event, control
-            and pooled audio, added to its tokens; 0 for none. Needs `position_grid`.
+            and audio, a first draft of the output; 0 for none. Needs `position_grid`.
         prediction_type: what the network returns: "flow" (noise - x0) or "sample" (x0).
         activation_fn: of the feed-forward: Wan's "gelu-approximate" (tanh), or "gelu" (erf), which
             is several times faster on CPU.

@@ -74,9 +74,10 @@ class SlowStream:
         """One pass over frames start.. of latents [F, C, h, w], timestep [F]; [F, C_out, h, w]."""
         frames, _, height, width = latents.shape
         columns = width // self.config.patch_size[2]
+        pictures = [self._picture(conditioning, f) for f in range(frames)]
         x = [
-            self._patches(frame) + self._map(conditioning, f)
-            for f, frame in enumerate(latents.double())
+            self._patches(frame) + self._to_tokens(picture)
+            for frame, picture in zip(latents.double(), pictures, strict=True)
         ]
         times = [self._time(timestep, conditioning, f) for f in range(frames)]
         for layer in range(self.config.num_layers):
@@ -85,7 +86,7 @@ class SlowStream:
         for f in range(frames):
             shift, scale = self.weights["scale_shift_table"][0] + times[f][0]
             h = self._linear("proj_out", self._norm(x[f]) * (1 + scale) + shift)
-            outs.append(self._unpatch(h, height, width))
+            outs.append(self._unpatch(h + self._draft(pictures[f]), height, width))
         return torch.stack(outs)
 
     def _visible(self, end: int) -> list[int]:
@@ -160,34 +161,45 @@ class SlowStream:
         e = e + self._addition(conditioning, f)
         return e, self._linear("condition_embedder.time_proj", _silu(e)).reshape(6, -1)
 
-    def _addition(self, conditioning: Conditioning, f: int) -> Tensor:
+    def _addition(self, conditioning: Conditioning, f: int, part_of: str = "") -> Tensor:
         """What frame f is conditioned on besides time and text, [D]."""
+        name = part_of or "frame_embedder"
         e = torch.zeros(self.config.inner_dim, dtype=torch.float64)
         if conditioning.audio is not None:
-            e = e + self._mlp("audio_pool", conditioning.audio[0, f].double().flatten(), _silu)
+            audio = conditioning.audio[0, f].double().flatten()
+            e = e + self._mlp(f"{name}.audio_pool", audio, _silu)
         if conditioning.control is not None:
-            scaled = (
-                conditioning.control[0, f].double()
-                * self.weights["condition_embedder.control_scale"]
-            )
-            e = e + self._mlp("control_embedder", scaled, _silu)
+            scale = self.weights[f"condition_embedder.{name}.control_scale"]
+            control = conditioning.control[0, f].double() * scale
+            e = e + self._mlp(f"{name}.control_embedder", control, _silu)
         for part in ("state", "event"):
             value = getattr(conditioning, part)
             if value is not None:
-                e = e + self.weights[f"condition_embedder.{part}_embedder.weight"][int(value[0, f])]
+                table = self.weights[f"condition_embedder.{name}.{part}_embedder.weight"]
+                e = e + table[int(value[0, f])]
         return e
 
-    def _map(self, conditioning: Conditioning, f: int) -> Tensor | float:
-        """The conditioning of frame f drawn on its tokens, [N, D]."""
-        if not self.config.condition_map:
+    def _picture(self, conditioning: Conditioning, f: int) -> Tensor | None:
+        """The conditioning of frame f drawn on its tokens, [N, c]."""
+        c = self.config.condition_map
+        if not c:
+            return None
+        addition = self._addition(conditioning, f, "condition_map.embedder")
+        drawn = self._mlp("condition_map.draw", addition, _silu)
+        numbers = self._linear("condition_embedder.condition_map.to_map", _silu(drawn)).tolist()
+        tokens = [numbers[i : i + c] for i in range(0, len(numbers), c)]
+        return _silu(torch.tensor(tokens, dtype=torch.float64))
+
+    def _to_tokens(self, picture: Tensor | None) -> Tensor | float:
+        if picture is None:
+            return 0.0
+        return self._linear("condition_embedder.condition_map.to_tokens", picture)
+
+    def _draft(self, picture: Tensor | None) -> Tensor | float:
+        if picture is None:
             return 0.0
         name = "condition_embedder.condition_map."
-        drawn = self._mlp("condition_map.draw", self._addition(conditioning, f), _silu)
-        numbers = self._linear(name + "to_map", _silu(drawn)).tolist()
-        c = self.config.condition_map
-        tokens = [numbers[i : i + c] for i in range(0, len(numbers), c)]
-        picture = torch.tensor(tokens, dtype=torch.float64)
-        return self._linear(name + "proj", _silu(picture))
+        return self._linear(name + "to_draft", picture) + self.weights[name + "draft_mean"]
 
     def _text(self, conditioning: Conditioning) -> Tensor | None:
         if conditioning.prompt_embeds is None:

@@ -82,7 +82,7 @@ def test_lips_160_ms_late_miss_their_closures() -> None:
 def test_half_the_opening_halves_the_amplitude_and_keeps_the_rest() -> None:
     of = track()
     asked = labels(of)
-    seen = {name: value / 2 for name, value in asked.items()}
+    seen = {name: value * np.float32(0.5) for name, value in asked.items()}
     measures = mouth_measures(seen, asked, of)
     assert measures["jaw_std_ratio"] == pytest.approx(0.5)
     assert measures["jaw_r"] == pytest.approx(1)
@@ -99,8 +99,9 @@ def test_a_trembling_mouth_in_silence_is_seen() -> None:
     of = track()
     asked = labels(of)
     rng = np.random.default_rng(0)
-    tremble = 0.05 * rng.standard_normal(FRAMES).astype(np.float32)
-    measures = mouth_measures({**asked, "jaw": asked["jaw"] + tremble}, asked, of)
+    tremble = (0.05 * rng.standard_normal(FRAMES)).astype(np.float32)
+    trembling = (asked["jaw"] + tremble).astype(np.float32)
+    measures = mouth_measures({**asked, "jaw": trembling}, asked, of)
     assert measures["silence_motion"] > measures["silence_motion_truth"] + 0.03
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.train.draft import TEMPORAL_WEIGHT, frame_steps, train_draft
 from pipelines.train.latent_renderer import LatentRenderer, load_renderer
 from pipelines.train.loop import (
     Precision,
@@ -30,10 +32,11 @@ from rtgen.config import CacheConfig, DenoiserConfig
 from rtgen.models.conditioning import Conditioning
 from rtgen.models.denoiser import CausalDenoiser, block_causal_mask
 
+logger = logging.getLogger(__name__)
+
 DEFAULTS = TrainConfig(steps=4000, learning_rate=1e-3, warmup=100, flat=0.5)
 BATCH = 6
 SHIFT = 3.0
-TEMPORAL_WEIGHT = 4.0  # of the error of differences between the frames of a unit
 CONTEXT_NOISE = 0.12  # history noise is uniform up to this sigma
 CACHE = CacheConfig(window=7, sink=1, frames_per_chunk=1, lead=2, position_mode="relative")
 
@@ -52,7 +55,7 @@ def avatar_denoiser_config(control_dim: int, num_states: int) -> DenoiserConfig:
         num_states=num_states,
         control_dim=control_dim,
         position_grid=(8, 8),
-        condition_map=48,
+        condition_map=40,
         prediction_type="sample",
     )
 
@@ -100,20 +103,6 @@ def importance_map(renderer: LatentRenderer, labels: Tensor, mouth: Tensor, eyes
         motion = renderer(varied).std(0).mean(0)
         weight = weight + gain * (motion / motion.quantile(0.97)).clamp(0, 1)
     return weight / weight.mean()
-
-
-def frame_steps(latents: Tensor) -> Tensor:
-    """Differences between neighbouring pixel frames of each unit.
-
-    Args:
-        latents: [B, T, 4 * c, h, w], the four frames' channels stacked.
-
-    Returns:
-        [B, T, 3, c, h, w].
-    """
-    batch, units, channels = latents.shape[:3]
-    frames = latents.reshape(batch, units, 4, channels // 4, *latents.shape[3:])
-    return frames[:, :, 1:] - frames[:, :, :-1]
 
 
 class DenoiserStage:
@@ -230,6 +219,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `rtgen train denoiser`."""
     add_train_arguments(parser, DEFAULTS)
     parser.add_argument("--renderer", type=Path, required=True, help="folder of the label renderer")
+    parser.add_argument(
+        "--draft-steps", type=int, default=6000, help="steps of the condition map alone, first"
+    )
+    parser.add_argument(
+        "--init", type=Path, help="folder of an earlier run whose averaged weights to start from"
+    )
     parser.add_argument("--variants", type=int, default=2, help="augmented copies of each track")
 
 
@@ -242,11 +237,21 @@ def run(args: argparse.Namespace) -> int:
     config = avatar_denoiser_config(data.control_dim, data.num_states)
     model = CausalDenoiser(config).to(precision.device)
     model.attention_backend = "naive"
-    model.condition_embedder.control_scale.copy_(1 / data.control_std)
+    if args.init is not None:
+        earlier = torch.load(args.init / "last.pt", weights_only=True)["averaged"]
+        missing = model.load_state_dict(earlier, strict=False).missing_keys
+        logger.info("started from %s; new: %s", args.init, missing)
+    for embedder in (
+        model.condition_embedder.frame_embedder,
+        model.condition_embedder.condition_map.embedder,
+    ):
+        embedder.control_scale.copy_(1 / data.control_std)
     importance = importance_map(renderer, data.label_sample, data.mouth_labels, data.eye_labels)
     stage = DenoiserStage(
         model, data.train, data.test, data.reference, importance, args.seed, args.steps, precision
     )
+    if args.draft_steps and not (args.out / "last.pt").exists():
+        train_draft(model, data.train, importance, args.draft_steps, args.seed)
     trainer = Trainer(model, train_config(args, DEFAULTS), args.out)
     trainer.run(stage.loss, stage.evaluate, evaluate_every=100)
     with trainer.averaged_weights():

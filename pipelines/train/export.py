@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if not path.exists():
         raise CheckpointError(f"{path} is missing; run `rtgen train denoiser` first")
     trained = torch.load(path, weights_only=True)
-    control_dim = trained["model"]["condition_embedder.control_embedder.linear_1.weight"].shape[1]
-    denoiser = CausalDenoiser(avatar_denoiser_config(control_dim, len(SpeechState)))
+    scale = trained["model"]["condition_embedder.frame_embedder.control_scale"]
+    denoiser = CausalDenoiser(avatar_denoiser_config(len(scale), len(SpeechState)))
     denoiser.load_state_dict(trained["model"])
     _, decoder = load_parts(args.autoencoder)
     config = AvatarConfig(

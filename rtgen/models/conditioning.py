@@ -99,13 +99,13 @@ class PreparedConditioning:
         text: [L, 2, B, Lt, heads, d], keys and values of the prompt; None without text.
         audio: [L, 2, B, T, A, heads, d], keys and values of each frame's tokens; None without.
         temb: [B, T, D] float32, added to the time embedding; None for nothing.
-        tokens: [B, T, N, D] float32, added to the embedded patches; None for nothing.
+        picture: [B, T, N, condition_map] float32, of `ConditionMap`; None without one.
     """
 
     text: Tensor | None = None
     audio: Tensor | None = None
     temb: Tensor | None = None
-    tokens: Tensor | None = None
+    picture: Tensor | None = None
 
     @classmethod
     def stack(cls, rows: Sequence[PreparedConditioning]) -> PreparedConditioning:
@@ -121,7 +121,7 @@ class PreparedConditioning:
             text=_join("text", [row.text for row in rows], 2),
             audio=_join("audio", [row.audio for row in rows], 2),
             temb=_join("temb", [row.temb for row in rows], 0),
-            tokens=_join("tokens", [row.tokens for row in rows], 0),
+            picture=_join("picture", [row.picture for row in rows], 0),
         )
 
     @classmethod
@@ -139,7 +139,7 @@ class PreparedConditioning:
             text=chunks[0].text,
             audio=_join("audio", [chunk.audio for chunk in chunks], 3),
             temb=_join("temb", [chunk.temb for chunk in chunks], 1),
-            tokens=_join("tokens", [chunk.tokens for chunk in chunks], 1),
+            picture=_join("picture", [chunk.picture for chunk in chunks], 1),
         )
 
     def first_frames(self, frames: int) -> PreparedConditioning:
@@ -148,7 +148,7 @@ class PreparedConditioning:
             text=self.text,
             audio=None if self.audio is None else self.audio[:, :, :, :frames],
             temb=None if self.temb is None else self.temb[:, :frames],
-            tokens=None if self.tokens is None else self.tokens[:, :frames],
+            picture=None if self.picture is None else self.picture[:, :frames],
         )
 
     def rows(self, rows: Sequence[int]) -> PreparedConditioning:
@@ -158,7 +158,7 @@ class PreparedConditioning:
             text=None if self.text is None else self.text[:, :, index],
             audio=None if self.audio is None else self.audio[:, :, index],
             temb=None if self.temb is None else self.temb[index],
-            tokens=None if self.tokens is None else self.tokens[index],
+            picture=None if self.picture is None else self.picture[index],
         )
 
     def same_text(self, other: PreparedConditioning) -> bool:
@@ -186,27 +186,68 @@ def _join(name: str, parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | N
     return torch.cat(given, dim=dim)
 
 
+class FrameEmbedder(nn.Module):
+    """Embeds what a frame is conditioned on besides time and text, as one vector."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        dim = config.inner_dim
+        if config.audio_dim is not None:
+            self.audio_pool = Mlp(config.audio_tokens * config.audio_dim, dim, nn.SiLU())
+        if config.num_states:
+            self.state_embedder = nn.Embedding(config.num_states, dim)
+        if config.num_events:
+            self.event_embedder = nn.Embedding(config.num_events, dim)
+        if config.control_dim:
+            self.control_embedder = Mlp(config.control_dim, dim, nn.SiLU())
+            # Controls come in natural units (radians beside 0..1); training sets 1 / std here.
+            self.control_scale: Tensor
+            self.register_buffer("control_scale", torch.ones(config.control_dim))
+
+    def forward(self, conditioning: Conditioning) -> Tensor | None:
+        """[B, T, D] float32, None for a model without such parts."""
+        parts: list[Tensor] = []
+        if conditioning.audio is not None:
+            parts.append(self.audio_pool(conditioning.audio.flatten(2)))
+        if conditioning.state is not None:
+            parts.append(self.state_embedder(conditioning.state))
+        if conditioning.event is not None:
+            parts.append(self.event_embedder(conditioning.event))
+        if conditioning.control is not None:
+            parts.append(self.control_embedder(conditioning.control * self.control_scale))
+        return torch.stack([part.float() for part in parts]).sum(0) if parts else None
+
+
 class ConditionMap(nn.Module):
-    """Draws a frame's conditioning as a picture of tokens.
+    """Draws a frame's conditioning as a picture of tokens: a first draft of the frame.
 
     Modulation is the same for all tokens of a frame. Where a control moves a place (an eyelid, the
-    outline of a turned head), a picture that is added to the patches says so directly.
+    outline of a turned head), a picture says so directly. It is added to the embedded patches, and
+    a draft made from it to the output, so that the blocks are left with what the draft misses.
     """
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
         assert config.position_grid is not None  # the configuration requires it
         rows, columns = config.position_grid
+        _, p, q = config.patch_size
+        dim = config.inner_dim
         self.shape = (rows * columns, config.condition_map)
-        self.draw = Mlp(config.inner_dim, 2 * config.inner_dim, nn.SiLU())
-        self.to_map = Linear(2 * config.inner_dim, rows * columns * config.condition_map)
-        self.proj = Linear(config.condition_map, config.inner_dim)
+        self.embedder = FrameEmbedder(config)
+        self.draw = Mlp(dim, 2 * dim, nn.SiLU())
+        self.to_map = Linear(2 * dim, rows * columns * config.condition_map)
+        self.to_tokens = Linear(config.condition_map, dim)
+        self.to_draft = Linear(config.condition_map, p * q * config.out_channels)
+        self.draft_mean = nn.Parameter(torch.zeros(rows * columns, p * q * config.out_channels))
 
-    def forward(self, addition: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, N, D] float32."""
-        drawn = self.to_map(nn.functional.silu(self.draw(addition)))
-        picture = drawn.reshape(*drawn.shape[:-1], *self.shape)
-        out: Tensor = self.proj(nn.functional.silu(picture)).float()
+    def forward(self, conditioning: Conditioning) -> Tensor:
+        """Picture [B, T, N, condition_map] float32, the same for all passes of a chunk."""
+        drawn = self.to_map(nn.functional.silu(self.draw(self.embedder(conditioning))))
+        return nn.functional.silu(drawn.reshape(*drawn.shape[:-1], *self.shape).float())
+
+    def draft(self, picture: Tensor) -> Tensor:
+        """Draft of the network's output in patches, [B, T, N, p * q * C_out] float32."""
+        out: Tensor = self.to_draft(picture).float() + self.draft_mean
         return out
 
 
@@ -224,16 +265,7 @@ class ConditionEmbedder(nn.Module):
         if config.audio_dim is not None:
             self.audio_embedder = Mlp(config.audio_dim, dim, nn.SiLU())
             self.audio_position = nn.Parameter(torch.randn(config.audio_tokens, dim) * 0.02)
-            self.audio_pool = Mlp(config.audio_tokens * config.audio_dim, dim, nn.SiLU())
-        if config.num_states:
-            self.state_embedder = nn.Embedding(config.num_states, dim)
-        if config.num_events:
-            self.event_embedder = nn.Embedding(config.num_events, dim)
-        if config.control_dim:
-            self.control_embedder = Mlp(config.control_dim, dim, nn.SiLU())
-            # Controls come in natural units (radians beside 0..1); training sets 1 / std here.
-            self.control_scale: Tensor
-            self.register_buffer("control_scale", torch.ones(config.control_dim))
+        self.frame_embedder = FrameEmbedder(config)
         if config.condition_map:
             self.condition_map = ConditionMap(config)
         self.config = config
@@ -257,16 +289,3 @@ class ConditionEmbedder(nn.Module):
     def embed_audio(self, audio: Tensor) -> Tensor:
         """[B, T, A, audio_dim] -> [B, T, A, D]."""
         return self.audio_embedder(audio) + self.audio_position
-
-    def addition(self, conditioning: Conditioning) -> Tensor | None:
-        """[B, T, D] float32 to add to the time embedding, None for a model without such parts."""
-        parts: list[Tensor] = []
-        if conditioning.audio is not None:
-            parts.append(self.audio_pool(conditioning.audio.flatten(2)))
-        if conditioning.state is not None:
-            parts.append(self.state_embedder(conditioning.state))
-        if conditioning.event is not None:
-            parts.append(self.event_embedder(conditioning.event))
-        if conditioning.control is not None:
-            parts.append(self.control_embedder(conditioning.control * self.control_scale))
-        return torch.stack([part.float() for part in parts]).sum(0) if parts else None

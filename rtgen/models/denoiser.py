@@ -71,14 +71,16 @@ class CausalDenoiser(nn.Module):
             if hasattr(embedder, name):
                 nn.init.normal_(getattr(embedder, name).linear_1.weight, std=0.02)
                 nn.init.normal_(getattr(embedder, name).linear_2.weight, std=0.02)
+        frame = embedder.frame_embedder
         for name in ("audio_pool", "control_embedder"):
-            if hasattr(embedder, name):
-                nn.init.zeros_(getattr(embedder, name).linear_2.weight)
+            if hasattr(frame, name):
+                nn.init.zeros_(getattr(frame, name).linear_2.weight)
         for name in ("state_embedder", "event_embedder"):
-            if hasattr(embedder, name):
-                nn.init.zeros_(getattr(embedder, name).weight)
+            if hasattr(frame, name):
+                nn.init.zeros_(getattr(frame, name).weight)
         if self.config.condition_map:
-            nn.init.zeros_(embedder.condition_map.proj.weight)
+            nn.init.zeros_(embedder.condition_map.to_tokens.weight)
+            nn.init.zeros_(embedder.condition_map.to_draft.weight)
         nn.init.zeros_(self.proj_out.weight)
 
     @property
@@ -112,11 +114,12 @@ class CausalDenoiser(nn.Module):
             audio_kv = torch.stack(
                 [block.audio_attn.keys_values(context) for block in self._blocks]
             )
-        addition = embedder.addition(conditioning)
-        tokens = None
-        if addition is not None and self.config.condition_map:
-            tokens = embedder.condition_map(addition)
-        return PreparedConditioning(text=text_kv, audio=audio_kv, temb=addition, tokens=tokens)
+        return PreparedConditioning(
+            text=text_kv,
+            audio=audio_kv,
+            temb=embedder.frame_embedder(conditioning),
+            picture=embedder.condition_map(conditioning) if self.config.condition_map else None,
+        )
 
     def new_cache(self, cache_config: CacheConfig, height: int, width: int) -> RollingKVCache:
         """An empty ring for one stream of `height` by `width` latents, beside the weights."""
@@ -191,8 +194,8 @@ class CausalDenoiser(nn.Module):
         x = self.patch_embedding(latents).float()  # [B, T, N, D]
         if self.config.position_grid is not None:
             x = x + self.position_embedding
-        if prepared.tokens is not None:
-            x = x + prepared.tokens
+        if prepared.picture is not None:
+            x = x + self.condition_embedder.condition_map.to_tokens(prepared.picture).float()
         temb, modulation = self.condition_embedder.embed_time(timestep, prepared.temb)
         layers = self.config.num_layers
         text = [None] * layers if prepared.text is None else prepared.text.unbind(0)
@@ -201,6 +204,8 @@ class CausalDenoiser(nn.Module):
             x = block(x, modulation, i, attend, text[i], audio[i])
         shift, scale = (self.scale_shift_table.float() + temb[:, :, None])[..., None, :].unbind(2)
         x = self.proj_out(torch.addcmul(shift, self.norm_out(x), 1 + scale))
+        if prepared.picture is not None:
+            x = x + self.condition_embedder.condition_map.draft(prepared.picture)
         x = x.view(b, t, h // p, w // q, p, q, -1).permute(0, 1, 6, 2, 4, 3, 5)
         return x.reshape(b, t, self.config.out_channels, h, w).to(latents.dtype)
 

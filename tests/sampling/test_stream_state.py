@@ -458,7 +458,10 @@ def test_failed_prime_leaves_the_stream_as_it_was() -> None:
     latents, conditioning = torch.ones(3, *LATENT_SHAPE), make_conditioning(3, 7)
     good, bad = make_stream(denoiser, config(1)), make_stream(denoiser, config(1))
     good.prime(latents, conditioning)
-    with raise_once(denoiser.condition_embedder.audio_pool, 1), pytest.raises(Planted):
+    with (
+        raise_once(denoiser.condition_embedder.frame_embedder.audio_pool, 1),
+        pytest.raises(Planted),
+    ):
         bad.prime(latents, conditioning)
     assert (bad.position, bad.num_owed) == (0, 0)
     bad.prime(latents, conditioning)

@@ -20,6 +20,7 @@ from pipelines.train.denoiser import (
     conditioning_of,
     importance_map,
 )
+from pipelines.train.draft import frame_steps, train_draft, unpatch
 from pipelines.train.latent_renderer import LatentRenderer
 from pipelines.train.loop import Precision
 from pipelines.train.store import load_clips
@@ -214,6 +215,44 @@ def test_the_last_unit_never_sees_the_future(tracks: UnitTracks) -> None:
         two = made.predict(changed, sigma, batch.conditioning)
     torch.testing.assert_close(one[:, :-1], two[:, :-1])
     assert (one[:, -1] - two[:, -1]).abs().max() > 1e-3
+
+
+def test_patches_of_the_draft_lie_where_the_network_puts_its_own(tracks: UnitTracks) -> None:
+    model = stage(tracks).model
+    condition_map = model.condition_embedder.condition_map
+    torch.nn.init.normal_(condition_map.to_draft.weight)
+    batch = stage(tracks).batch(np.random.default_rng(0), tracks.train, 1)
+    prepared = model.prepare(batch.conditioning)
+    assert prepared.picture is not None
+    with torch.no_grad():
+        out = model(batch.latents, torch.zeros(batch.latents.shape[:2]), prepared)
+        patches = condition_map.draft(prepared.picture)[0]
+    torch.testing.assert_close(unpatch(patches, (8, 8), (2, 2)), out[0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_draft_learns_what_the_conditioning_says(tracks: UnitTracks) -> None:
+    """Latents that follow one control: the draft finds them; shuffled controls teach nothing."""
+    errors = []
+    for shuffle in (False, True):
+        learnt = []
+        for track in tracks.train:
+            pattern = torch.linspace(-1, 1, 16)[:, None, None].expand(16, 16, 16)
+            latents = (track.control[:, 3, None, None, None] * pattern).half()
+            rows = torch.randperm(len(latents)) if shuffle else torch.arange(len(latents))
+            control = track.control[rows]
+            learnt.append(UnitTrack(latents, track.audio, track.state * 0, control))
+        model = stage(tracks).model
+        errors.append(train_draft(model, learnt, torch.ones(16, 16), 150, seed=0))
+    variance = float(torch.cat([track.control[:, 3] for track in tracks.train]).var())
+    assert errors[0] < 0.5 * variance
+    torch.testing.assert_close(model.proj_out.weight, torch.zeros_like(model.proj_out.weight))
+
+
+def test_steps_between_frames_of_a_unit_are_those_of_its_channel_groups() -> None:
+    frames = torch.arange(4.0).repeat_interleave(4)[:, None, None].expand(16, 2, 2) ** 2
+    steps = frame_steps(frames[None, None])
+    assert steps.shape == (1, 1, 3, 4, 2, 2)
+    torch.testing.assert_close(steps[0, 0, :, 0, 0, 0], torch.tensor([1.0, 3.0, 5.0]))
 
 
 def test_canvas_is_the_mean_and_motion_weighs_more() -> None:
