@@ -42,6 +42,8 @@ class DenoiserConfig:
         position_grid: token rows and columns of a learned position table, or None.
         condition_map: channels per token of a learned picture of a frame's state, event, control
             and audio, a first draft of the output; 0 for none. Needs `position_grid`.
+        frames_per_latent: pixel frames whose channels are stacked in a latent frame (a latent space
+            factored by frame); the map draws each of them alone. 1 for other latent spaces.
         prediction_type: what the network returns: "flow" (noise - x0) or "sample" (x0).
         activation_fn: of the feed-forward: Wan's "gelu-approximate" (tanh), or "gelu" (erf), which
             is several times faster on CPU.
@@ -66,6 +68,7 @@ class DenoiserConfig:
     control_dim: int = 0
     position_grid: tuple[int, int] | None = None
     condition_map: int = 0
+    frames_per_latent: int = 1
     prediction_type: PredictionType = "flow"
     activation_fn: Activation = "gelu-approximate"
 
@@ -96,6 +99,15 @@ class DenoiserConfig:
             not self.condition_map
             or (self.position_grid is not None and self.has_frame_conditions),
             "condition_map needs a position_grid and audio, states, events or controls to draw",
+        )
+        frames = self.frames_per_latent
+        _require(
+            frames >= 1
+            and self.out_channels % frames == 0
+            and self.control_dim % frames == 0
+            and (not self.audio_tokens or self.audio_tokens >= frames),
+            f"frames_per_latent must divide out_channels ({self.out_channels}) and control_dim "
+            f"({self.control_dim}) and not exceed audio_tokens, got {frames}",
         )
 
     @property

@@ -161,17 +161,31 @@ class SlowStream:
         e = e + self._addition(conditioning, f)
         return e, self._linear("condition_embedder.time_proj", _silu(e)).reshape(6, -1)
 
-    def _addition(self, conditioning: Conditioning, f: int, part_of: str = "") -> Tensor:
+    def _addition(self, conditioning: Conditioning, f: int) -> Tensor:
         """What frame f is conditioned on besides time and text, [D]."""
-        name = part_of or "frame_embedder"
+        audio, control = conditioning.audio, conditioning.control
+        return self._embed(
+            "frame_embedder",
+            None if audio is None else audio[0, f].double().flatten(),
+            None if control is None else control[0, f].double(),
+            conditioning,
+            f,
+        )
+
+    def _embed(
+        self,
+        name: str,
+        audio: Tensor | None,
+        control: Tensor | None,
+        conditioning: Conditioning,
+        f: int,
+    ) -> Tensor:
         e = torch.zeros(self.config.inner_dim, dtype=torch.float64)
-        if conditioning.audio is not None:
-            audio = conditioning.audio[0, f].double().flatten()
+        if audio is not None:
             e = e + self._mlp(f"{name}.audio_pool", audio, _silu)
-        if conditioning.control is not None:
+        if control is not None:
             scale = self.weights[f"condition_embedder.{name}.control_scale"]
-            control = conditioning.control[0, f].double() * scale
-            e = e + self._mlp(f"{name}.control_embedder", control, _silu)
+            e = e + self._mlp(f"{name}.control_embedder", control * scale, _silu)
         for part in ("state", "event"):
             value = getattr(conditioning, part)
             if value is not None:
@@ -179,27 +193,46 @@ class SlowStream:
                 e = e + table[int(value[0, f])]
         return e
 
-    def _picture(self, conditioning: Conditioning, f: int) -> Tensor | None:
-        """The conditioning of frame f drawn on its tokens, [N, c]."""
-        c = self.config.condition_map
+    def _picture(self, conditioning: Conditioning, f: int) -> list[Tensor] | None:
+        """The conditioning of each pixel frame of latent frame f on its tokens, [N, c] each."""
+        c, count = self.config.condition_map, self.config.frames_per_latent
         if not c:
             return None
-        addition = self._addition(conditioning, f, "condition_map.embedder")
-        drawn = self._mlp("condition_map.draw", addition, _silu)
-        numbers = self._linear("condition_embedder.condition_map.to_map", _silu(drawn)).tolist()
-        tokens = [numbers[i : i + c] for i in range(0, len(numbers), c)]
-        return _silu(torch.tensor(tokens, dtype=torch.float64))
+        pictures = []
+        for pixel_frame in range(count):
+            audio = control = None
+            if conditioning.audio is not None:
+                tokens = conditioning.audio[0, f].double()
+                audio = tokens[pixel_frame : pixel_frame + len(tokens) - count + 1].flatten()
+            if conditioning.control is not None:
+                size = self.config.control_dim // count
+                control = conditioning.control[0, f].double()[pixel_frame * size :][:size]
+            vector = self._embed("condition_map.embedder", audio, control, conditioning, f)
+            drawn = self._mlp("condition_map.draw", vector, _silu)
+            numbers = self._linear("condition_embedder.condition_map.to_map", _silu(drawn)).tolist()
+            rows = [numbers[i : i + c] for i in range(0, len(numbers), c)]
+            pictures.append(_silu(torch.tensor(rows, dtype=torch.float64)))
+        return pictures
 
-    def _to_tokens(self, picture: Tensor | None) -> Tensor | float:
-        if picture is None:
+    def _to_tokens(self, pictures: list[Tensor] | None) -> Tensor | float:
+        if pictures is None:
             return 0.0
-        return self._linear("condition_embedder.condition_map.to_tokens", picture)
+        return self._linear("condition_embedder.condition_map.to_tokens", torch.cat(pictures, 1))
 
-    def _draft(self, picture: Tensor | None) -> Tensor | float:
-        if picture is None:
+    def _draft(self, pictures: list[Tensor] | None) -> Tensor | float:
+        """[N, p * q * C]: for each pixel of a patch the channels of one frame after the other."""
+        if pictures is None:
             return 0.0
-        name = "condition_embedder.condition_map."
-        return self._linear(name + "to_draft", picture) + self.weights[name + "draft_mean"]
+        name, channels = "condition_embedder.condition_map.", self.config.out_channels
+        own = channels // len(pictures)
+        _, p, q = self.config.patch_size
+        out = torch.empty(len(pictures[0]), p * q * channels, dtype=torch.float64)
+        for index, picture in enumerate(pictures):
+            values = self._linear(name + "to_draft", picture) + self.weights[name + "draft_mean"]
+            for pixel in range(p * q):
+                place = pixel * channels + index * own
+                out[:, place : place + own] = values[:, pixel * own : (pixel + 1) * own]
+        return out
 
     def _text(self, conditioning: Conditioning) -> Tensor | None:
         if conditioning.prompt_embeds is None:

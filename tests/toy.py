@@ -45,6 +45,7 @@ def avatar_config(**changes: Any) -> DenoiserConfig:
         "control_dim": 2,
         "position_grid": (2, 2),
         "condition_map": 3,
+        "frames_per_latent": 2,
         "activation_fn": "gelu",
     }
     return toy_config(**{**values, **changes})

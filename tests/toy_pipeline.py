@@ -44,6 +44,7 @@ def toy_config(*, merge_clean_pass: bool = False, frames_per_chunk: int = 1) -> 
             control_dim=4 * len(CONTROL_NAMES),
             position_grid=(1, 1),
             condition_map=2,
+            frames_per_latent=4,
             prediction_type="sample",
         ),
         cache=CacheConfig(

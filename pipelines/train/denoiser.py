@@ -55,7 +55,8 @@ def avatar_denoiser_config(control_dim: int, num_states: int) -> DenoiserConfig:
         num_states=num_states,
         control_dim=control_dim,
         position_grid=(8, 8),
-        condition_map=40,
+        condition_map=32,
+        frames_per_latent=4,
         prediction_type="sample",
     )
 
@@ -241,11 +242,10 @@ def run(args: argparse.Namespace) -> int:
         earlier = torch.load(args.init / "last.pt", weights_only=True)["averaged"]
         missing = model.load_state_dict(earlier, strict=False).missing_keys
         logger.info("started from %s; new: %s", args.init, missing)
-    for embedder in (
-        model.condition_embedder.frame_embedder,
-        model.condition_embedder.condition_map.embedder,
-    ):
-        embedder.control_scale.copy_(1 / data.control_std)
+    embedder = model.condition_embedder
+    embedder.frame_embedder.control_scale.copy_(1 / data.control_std)
+    per_frame = len(data.control_std) // config.frames_per_latent
+    embedder.condition_map.embedder.control_scale.copy_(1 / data.control_std[:per_frame])
     importance = importance_map(renderer, data.label_sample, data.mouth_labels, data.eye_labels)
     stage = DenoiserStage(
         model, data.train, data.test, data.reference, importance, args.seed, args.steps, precision

@@ -19,7 +19,7 @@ from rtgen.models.denoiser import CausalDenoiser
 
 logger = logging.getLogger(__name__)
 
-BATCH = 192
+BATCH = 64
 LEARNING_RATE = 2e-3
 TEMPORAL_WEIGHT = 4.0  # of the error of differences between the frames of a unit
 
@@ -67,7 +67,8 @@ def train_draft(
     state = torch.cat([track.state for track in tracks])
     control = torch.cat([track.control for track in tracks])
     mean = latents.float().mean(0)
-    columns = mean.reshape(-1, grid[0], patch[0], grid[1], patch[1]).permute(1, 3, 2, 4, 0)
+    per_frame = mean.reshape(config.frames_per_latent, -1, *mean.shape[1:]).mean(0)
+    columns = per_frame.reshape(-1, grid[0], patch[0], grid[1], patch[1]).permute(1, 3, 2, 4, 0)
     condition_map.draft_mean.data.copy_(columns.reshape(condition_map.draft_mean.shape))
     parameters = [p for p in condition_map.parameters() if p is not condition_map.draft_mean]
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.02, fused=True)

@@ -187,34 +187,53 @@ def _join(name: str, parts: Sequence[Tensor | None], dim: int = 0) -> Tensor | N
 
 
 class FrameEmbedder(nn.Module):
-    """Embeds what a frame is conditioned on besides time and text, as one vector."""
+    """Embeds what a frame is conditioned on besides time and text, as one vector.
 
-    def __init__(self, config: DenoiserConfig) -> None:
+    Args:
+        config: which parts there are.
+        audio_dim: numbers of sound per frame, 0 for none.
+        control_dim: control numbers per frame, 0 for none.
+    """
+
+    def __init__(self, config: DenoiserConfig, audio_dim: int, control_dim: int) -> None:
         super().__init__()
         dim = config.inner_dim
-        if config.audio_dim is not None:
-            self.audio_pool = Mlp(config.audio_tokens * config.audio_dim, dim, nn.SiLU())
+        if audio_dim:
+            self.audio_pool = Mlp(audio_dim, dim, nn.SiLU())
         if config.num_states:
             self.state_embedder = nn.Embedding(config.num_states, dim)
         if config.num_events:
             self.event_embedder = nn.Embedding(config.num_events, dim)
-        if config.control_dim:
-            self.control_embedder = Mlp(config.control_dim, dim, nn.SiLU())
+        if control_dim:
+            self.control_embedder = Mlp(control_dim, dim, nn.SiLU())
             # Controls come in natural units (radians beside 0..1); training sets 1 / std here.
             self.control_scale: Tensor
-            self.register_buffer("control_scale", torch.ones(config.control_dim))
+            self.register_buffer("control_scale", torch.ones(control_dim))
 
-    def forward(self, conditioning: Conditioning) -> Tensor | None:
-        """[B, T, D] float32, None for a model without such parts."""
+    def forward(
+        self,
+        audio: Tensor | None,
+        state: Tensor | None,
+        event: Tensor | None,
+        control: Tensor | None,
+    ) -> Tensor | None:
+        """Vectors [..., D] float32, None for a model without such parts.
+
+        Args:
+            audio: [..., audio_dim].
+            state: [...] int64.
+            event: [...] int64.
+            control: [..., control_dim].
+        """
         parts: list[Tensor] = []
-        if conditioning.audio is not None:
-            parts.append(self.audio_pool(conditioning.audio.flatten(2)))
-        if conditioning.state is not None:
-            parts.append(self.state_embedder(conditioning.state))
-        if conditioning.event is not None:
-            parts.append(self.event_embedder(conditioning.event))
-        if conditioning.control is not None:
-            parts.append(self.control_embedder(conditioning.control * self.control_scale))
+        if audio is not None:
+            parts.append(self.audio_pool(audio))
+        if state is not None:
+            parts.append(self.state_embedder(state))
+        if event is not None:
+            parts.append(self.event_embedder(event))
+        if control is not None:
+            parts.append(self.control_embedder(control * self.control_scale))
         return torch.stack([part.float() for part in parts]).sum(0) if parts else None
 
 
@@ -224,6 +243,10 @@ class ConditionMap(nn.Module):
     Modulation is the same for all tokens of a frame. Where a control moves a place (an eyelid, the
     outline of a turned head), a picture says so directly. It is added to the embedded patches, and
     a draft made from it to the output, so that the blocks are left with what the draft misses.
+
+    In a latent space factored by pixel frame the map is drawn for each pixel frame alone, from its
+    own controls and its own stretch of the audio tokens, so the draft of neighbouring frames is one
+    smooth function, within a unit and across its border.
     """
 
     def __init__(self, config: DenoiserConfig) -> None:
@@ -231,24 +254,45 @@ class ConditionMap(nn.Module):
         assert config.position_grid is not None  # the configuration requires it
         rows, columns = config.position_grid
         _, p, q = config.patch_size
-        dim = config.inner_dim
-        self.shape = (rows * columns, config.condition_map)
-        self.embedder = FrameEmbedder(config)
+        dim, channels, frames = config.inner_dim, config.condition_map, config.frames_per_latent
+        self.frames = frames
+        self.frame_channels = config.out_channels // frames
+        self.shape = (rows * columns, channels)
+        self.heard = config.audio_tokens - frames + 1  # audio tokens that one pixel frame hears
+        audio_dim = self.heard * (config.audio_dim or 0) if config.audio_tokens else 0
+        self.embedder = FrameEmbedder(config, audio_dim, config.control_dim // frames)
         self.draw = Mlp(dim, 2 * dim, nn.SiLU())
-        self.to_map = Linear(2 * dim, rows * columns * config.condition_map)
-        self.to_tokens = Linear(config.condition_map, dim)
-        self.to_draft = Linear(config.condition_map, p * q * config.out_channels)
-        self.draft_mean = nn.Parameter(torch.zeros(rows * columns, p * q * config.out_channels))
+        self.to_map = Linear(2 * dim, rows * columns * channels)
+        self.to_tokens = Linear(frames * channels, dim)
+        self.to_draft = Linear(channels, p * q * config.out_channels // frames)
+        self.draft_mean = nn.Parameter(
+            torch.zeros(rows * columns, p * q * config.out_channels // frames)
+        )
 
     def forward(self, conditioning: Conditioning) -> Tensor:
-        """Picture [B, T, N, condition_map] float32, the same for all passes of a chunk."""
-        drawn = self.to_map(nn.functional.silu(self.draw(self.embedder(conditioning))))
-        return nn.functional.silu(drawn.reshape(*drawn.shape[:-1], *self.shape).float())
+        """Pictures [B, T, N, frames * condition_map] float32; all passes of a chunk share them."""
+        audio, control = conditioning.audio, conditioning.control
+        state, event = conditioning.state, conditioning.event
+        if audio is not None:  # [B, T, A, audio_dim] -> [B, T, frames, heard * audio_dim]
+            audio = audio.unfold(2, self.heard, 1).transpose(-1, -2).flatten(3)
+        if control is not None:
+            control = control.reshape(*control.shape[:2], self.frames, -1)
+        vector = self.embedder(
+            audio,
+            None if state is None else state[..., None].expand(*state.shape, self.frames),
+            None if event is None else event[..., None].expand(*event.shape, self.frames),
+            control,
+        )
+        drawn = self.to_map(nn.functional.silu(self.draw(vector))).float()
+        picture = nn.functional.silu(drawn.reshape(*drawn.shape[:-1], *self.shape))
+        return picture.transpose(2, 3).flatten(3)
 
     def draft(self, picture: Tensor) -> Tensor:
         """Draft of the network's output in patches, [B, T, N, p * q * C_out] float32."""
-        out: Tensor = self.to_draft(picture).float() + self.draft_mean
-        return out
+        pictures = picture.reshape(*picture.shape[:-1], self.frames, -1).transpose(2, 3)
+        out: Tensor = self.to_draft(pictures).float() + self.draft_mean
+        out = out.reshape(*out.shape[:-1], -1, self.frame_channels)  # [.., N, p * q, C / frames]
+        return out.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 
 class ConditionEmbedder(nn.Module):
@@ -265,7 +309,9 @@ class ConditionEmbedder(nn.Module):
         if config.audio_dim is not None:
             self.audio_embedder = Mlp(config.audio_dim, dim, nn.SiLU())
             self.audio_position = nn.Parameter(torch.randn(config.audio_tokens, dim) * 0.02)
-        self.frame_embedder = FrameEmbedder(config)
+        self.frame_embedder = FrameEmbedder(
+            config, config.audio_tokens * (config.audio_dim or 0), config.control_dim
+        )
         if config.condition_map:
             self.condition_map = ConditionMap(config)
         self.config = config
@@ -289,3 +335,14 @@ class ConditionEmbedder(nn.Module):
     def embed_audio(self, audio: Tensor) -> Tensor:
         """[B, T, A, audio_dim] -> [B, T, A, D]."""
         return self.audio_embedder(audio) + self.audio_position
+
+    def embed_frame(self, conditioning: Conditioning) -> Tensor | None:
+        """[B, T, D] float32 to add to the time embedding, None for a model without such parts."""
+        audio = conditioning.audio
+        embedded: Tensor | None = self.frame_embedder(
+            None if audio is None else audio.flatten(2),
+            conditioning.state,
+            conditioning.event,
+            conditioning.control,
+        )
+        return embedded

@@ -117,7 +117,7 @@ class CausalDenoiser(nn.Module):
         return PreparedConditioning(
             text=text_kv,
             audio=audio_kv,
-            temb=embedder.frame_embedder(conditioning),
+            temb=embedder.embed_frame(conditioning),
             picture=embedder.condition_map(conditioning) if self.config.condition_map else None,
         )
 

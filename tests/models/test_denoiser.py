@@ -136,7 +136,7 @@ def test_a_new_model_predicts_zero_and_ignores_state_until_trained() -> None:
     assert not dense(denoiser, toy_latents(FRAMES)).any()
     torch.nn.init.normal_(denoiser.proj_out.weight)
     embedder = denoiser.condition_embedder
-    addition = embedder.frame_embedder(toy_conditioning(denoiser.config, FRAMES))
+    addition = embedder.embed_frame(toy_conditioning(denoiser.config, FRAMES))
     assert addition is not None
     assert not addition.any()
     assert dense(denoiser, toy_latents(FRAMES)).any()

@@ -172,8 +172,8 @@ def dense_attention(cache_config: CacheConfig, chunks: Sequence[tuple[int, int]]
     for start, end in chunks:
         for query in range(start, end):
             delay[query] = max(0, end - window)
-            for key in range(end):
-                seen[query, key] = key < sink or key >= end - (window - sink)
+            allowed = [key < sink or key >= end - (window - sink) for key in range(end)]
+            seen[query, :end] = torch.tensor(allowed)
 
     def attend(self: DenseAttention, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n, heads, d = q.shape[1] // frames, *q.shape[2:]
