@@ -186,6 +186,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, required=True, help="model folder")
     add("--data", type=Path, help="fit the probe anew on the frames of this folder, and save it")
+    add("--autoencoder", type=Path, help="its training folder, whose metrics are reported too")
     add("--out", type=Path, required=True, help="folder for pictures and measures")
     add("--seconds", type=float, default=60.0, help="length of the held-out dialogue")
     add("--steps", type=int, help="denoising steps, default the model's")
@@ -198,12 +199,15 @@ def run(args: argparse.Namespace) -> int:
     """Generates, measures, and writes measures.json, a contact sheet and a clip."""
     args.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, object] = {"seconds": args.seconds, "seed": args.seed, "steps": args.steps}
+    if args.autoencoder is not None:
+        result["autoencoder"] = json.loads((args.autoencoder / "metrics.json").read_text())
     probe_path = args.model / "probe.safetensors"
     if args.data is not None:
         probe, result["probe_r_on_renders"] = fit_probe(load_clips(args.data))
         probe.save(probe_path)
     probe = FaceProbe.load(probe_path)
     pipeline = AvatarPipeline.from_directory(args.model, device=args.device, dtype=args.dtype)
+    result["steps"] = args.steps or pipeline.config.default_steps
     track = make_track("test", args.seconds, args.seed)
     frames = np.concatenate(list(generate(pipeline, track, track.seed, args.steps)))
     result["measures"] = measure(frames, track, probe)
