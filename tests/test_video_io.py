@@ -124,10 +124,20 @@ def test_the_matrix_tag_is_the_one_used_and_fits_the_size(
     assert errors[1] > 8  # the wrong matrix is seen
 
 
-def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
+def test_equal_input_gives_equal_times_sound_and_pictures(tmp_path: Path) -> None:
+    """Not equal bytes: x264 was seen to choose another byte in one of a thousand 32x32 clips."""
     write(tmp_path / "a.mp4", 3)
     write(tmp_path / "b.mp4", 3)
-    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+    one, two = decode(tmp_path / "a.mp4"), decode(tmp_path / "b.mp4")
+    assert one[0] == two[0]
+    np.testing.assert_allclose(one[1], two[1], atol=1)
+    np.testing.assert_array_equal(one[2], two[2])
+
+
+def test_another_input_gives_another_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.mp4", 3)
+    write(tmp_path / "b.mp4", 3, late_samples=1)
+    assert not np.array_equal(decode(tmp_path / "a.mp4")[2], decode(tmp_path / "b.mp4")[2])
 
 
 def test_only_the_whole_file_gets_the_name_and_no_temporary_stays(tmp_path: Path) -> None:
