@@ -113,7 +113,7 @@ class FaceProbe:
         from safetensors import safe_open
 
         if not path.exists():
-            raise CheckpointError(f"no probe at {path}; make one with `rtgen eval probe`")
+            raise CheckpointError(f"no probe at {path}; make one with `rtgen eval avatar --data`")
         tensors = load_file(path)
         with safe_open(path, framework="np") as file:
             names = (file.metadata() or {}).get("names", "")
