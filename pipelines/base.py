@@ -31,6 +31,18 @@ def to_uint8(pixels: Tensor) -> Pixels:
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
+def to_pixels(frames: Pixels) -> Tensor:
+    """Frames as the networks take them.
+
+    Args:
+        frames: uint8 [F, H, W, 3].
+
+    Returns:
+        float32 [F, 3, H, W] in [-1, 1], on the host.
+    """
+    return torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
 def require_device(name: str) -> torch.device:
     """The device of that name.
 

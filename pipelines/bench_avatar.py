@@ -210,19 +210,13 @@ def conditions() -> dict[str, Any]:
     """What the numbers were made on."""
     import torch
 
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    flags: list[str] = []
-    if cpuinfo.exists():
-        lines = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
-        lines = {key.strip(): value.strip() for key, value in lines.items()}
-        model = lines.get("model name", model)
-        known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-        flags = [flag for flag in known if flag in lines.get("flags", "").split()]
+    from rtgen.info import cpu_facts
+
+    cpu = cpu_facts()
     return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "features": flags,
+        "cpu": cpu["model"],
+        "cores": cpu["cores"],
+        "features": cpu["features"],
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),

@@ -16,7 +16,7 @@ from rtgen.assets import assets_root, find_asset, list_assets, model_facts
 from rtgen.errors import BackendUnavailable, CheckpointError
 from rtgen.models.attention import BACKENDS, resolve_backend
 
-__all__ = ["as_text", "collect", "cpu_features"]
+__all__ = ["as_text", "collect", "cpu_facts", "cpu_features"]
 
 DISTRIBUTIONS = (
     "torch", "numpy", "safetensors", "av", "diffusers", "transformers", "xformers", "aiortc",
@@ -38,7 +38,8 @@ def cpu_features(cpuinfo: str) -> tuple[str, ...]:
     return ()
 
 
-def _cpu() -> dict[str, Any]:
+def cpu_facts() -> dict[str, Any]:
+    """Name, model, cores and features of the processor, and what torch uses of them."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux
@@ -98,7 +99,7 @@ def collect() -> dict[str, Any]:
         "model", "attention": {device: {backend: "yes" or "no: reason"}}, "assets": path or None,
         "models": a list as of `model_facts`, "audio": names.
     """
-    devices = [_cpu(), *_gpus()]
+    devices = [cpu_facts(), *_gpus()]
     try:
         root: Path | None = assets_root()
     except CheckpointError:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from decoders.quality import reconstruction_quality
 from decoders.unit_conv import UnitAutoencoder, UnitConvConfig
+from pipelines.base import to_pixels
 from pipelines.train.loop import (
     Precision,
     TrainConfig,
@@ -34,10 +35,15 @@ BATCH_UNITS = 2
 LATENT_NOISE = 0.05
 
 
+def by_units(frames: npt.NDArray[np.uint8]) -> Tensor:
+    """Frames [4 * U, H, W, 3] as pixels [U, 4, 3, H, W]."""
+    pixels = to_pixels(frames)
+    return pixels.reshape(-1, 4, *pixels.shape[1:])
+
+
 def canvas_and_weight(frames: npt.NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
     """The mean picture [3, H, W], and the loss weight [1, 1, 1, H, W]: 0.5 at rest, 2 in motion."""
-    sample = torch.from_numpy(frames[:: max(1, len(frames) // 600)])
-    pixels = sample.permute(0, 3, 1, 2).float() / 127.5 - 1
+    pixels = to_pixels(frames[:: max(1, len(frames) // 600)])
     motion = pixels.std(0).mean(0)[None, None]
     smooth = F.avg_pool2d(motion, 9, 1, 4) / motion.quantile(0.95)
     return pixels.mean(0), (0.5 + 1.5 * smooth.clamp(0, 1))[None]
@@ -84,11 +90,7 @@ class AutoencoderStage:
         return self._pixels(self.frames[np.sort(index)])
 
     def _pixels(self, frames: npt.NDArray[np.uint8]) -> Tensor:
-        pixels = (
-            torch.from_numpy(frames).to(self.precision.device).permute(0, 3, 1, 2).float() / 127.5
-            - 1
-        )
-        return pixels.reshape(-1, 4, *pixels.shape[1:])
+        return by_units(frames).to(self.precision.device)
 
     def loss(self, step: int) -> dict[str, Tensor]:
         """Picture loss through noisy latents, and a pull of latents to unit scale."""

@@ -21,6 +21,7 @@ from decoders.quality import reconstruction_quality
 from decoders.unit_conv import UnitAutoencoder, UnitConvConfig
 from pipelines.train.autoencoder import (
     LATENT_NOISE,
+    by_units,
     canvas_and_weight,
     picture_loss,
     save_autoencoder,
@@ -65,10 +66,6 @@ class DecoderStage:
     seed: int
     precision: Precision
 
-    def _pixels(self, frames: npt.NDArray[np.uint8]) -> Tensor:
-        pixels = torch.from_numpy(frames).to(self.precision.device).permute(0, 3, 1, 2).float()
-        return pixels.reshape(-1, 4, *pixels.shape[1:]) / 127.5 - 1
-
     def loss(self, step: int) -> dict[str, Tensor]:
         """Picture loss on latents of either kind, with noise."""
         rng = np.random.default_rng((self.seed, step))
@@ -78,7 +75,7 @@ class DecoderStage:
         latents = rows.reshape(BATCH_UNITS, 1, -1, *rows.shape[2:])
         with self.precision.autocast():
             out = self.model.decoder(latents + LATENT_NOISE * torch.randn_like(latents))
-        pixels = self._pixels(self.frames[index]).reshape_as(out.detach())
+        pixels = by_units(self.frames[index]).to(self.precision.device)
         loss, l1 = picture_loss(out, pixels, self.weight)
         return {"loss": loss, "l1": l1}
 
@@ -89,7 +86,7 @@ class DecoderStage:
         for start in range(0, len(self.test_frames) - 15, 32):
             part = self.test_encoded[start : start + 16].to(self.precision.device)
             latents = part.reshape(1, 4, -1, *part.shape[2:])
-            pixels = self._pixels(self.test_frames[start : start + 16])
+            pixels = by_units(self.test_frames[start : start + 16]).to(self.precision.device)
             outs.append(self.model.decoder(latents).clamp(-1, 1).reshape_as(pixels))
             wholes.append(pixels)
         return reconstruction_quality(torch.stack(outs), torch.stack(wholes))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from decoders.quality import psnr
 from decoders.unit_conv import UnitConvConfig, UnitDecoder, UnitEncoder
+from pipelines.base import to_pixels
 from pipelines.train.loop import TrainConfig, Trainer, add_train_arguments, train_config
 from pipelines.train.store import Clip, load_clips
 from rtgen.errors import CheckpointError
@@ -118,8 +119,7 @@ def encode_frames(encoder: UnitEncoder, frames: npt.NDArray[np.uint8]) -> Tensor
     channels = encoder.config.frame_channels
     padded = np.concatenate([frames, frames[-1:].repeat(-len(frames) % 4, 0)])
     for start in range(0, len(padded), 32):
-        pixels = torch.from_numpy(padded[start : start + 32]).permute(0, 3, 1, 2).float()
-        units = encoder((pixels / 127.5 - 1)[None])
+        units = encoder(to_pixels(padded[start : start + 32])[None])
         rows.append(units[0].float().unflatten(1, (-1, channels)).flatten(0, 1))
     return torch.cat(rows)[: len(frames)]
 
@@ -158,8 +158,7 @@ def picture_quality(model: LatentRenderer, decoder: UnitDecoder, clip: Clip) -> 
     count = min(len(clip.frames), 128) // 4 * 4
     latents = model(torch.from_numpy(clip.labels[:count])).reshape(1, count // 4, -1, 16, 16)
     out = decoder(latents)[0].clamp(-1, 1)
-    truth = torch.from_numpy(clip.frames[:count]).permute(0, 3, 1, 2).float() / 127.5 - 1
-    return {"labels_psnr": psnr(out, truth)}
+    return {"labels_psnr": psnr(out, to_pixels(clip.frames[:count]))}
 
 
 def load_renderer(directory: Path) -> LatentRenderer:
