@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SAMPLE := assets/audio/welcome.wav
 # Programs that the tests of the training data use; the demo needs none.
-TEST_PACKAGES := libegl1 libgl1-mesa-dri espeak-ng espeak-ng-data flite festival festvox-us-slt-hts
+TEST_PACKAGES := libegl1 libgl1-mesa-dri espeak-ng espeak-ng-data flite festival \
+  festvox-us-slt-hts festvox-kallpc16k festvox-kdlpc16k festvox-italp16k festvox-itapc16k \
+  festvox-ca-ona-hts festvox-suopuhe-lj festvox-suopuhe-mv festvox-czech-dita festvox-czech-machac
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit wheel soak readme system-packages clean

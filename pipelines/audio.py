@@ -1,7 +1,7 @@
 """Streaming log-mel features: the audio tokens of one unit.
 
-A unit of 4 frames at 25 fps is 160 ms. Its tokens hold 40 mel rows at 100 Hz: 220 ms before the
-unit, the unit itself, and what fits into 40 ms of look-ahead. The scaling is fixed (no utterance
+A unit of 4 frames at 25 fps is 160 ms. Its tokens hold 48 mel rows at 100 Hz: the sound before the
+unit, the unit itself, and what fits into the look-ahead. The scaling is fixed (no utterance
 statistics), so the features of a unit depend on that window of sound and on nothing else.
 """
 
@@ -37,8 +37,8 @@ class MelConfig:
     window: int = 400
     hop: int = 160
     unit: int = 2560
-    lookahead: int = 640
-    num_tokens: int = 10
+    lookahead: int = 1920
+    num_tokens: int = 12
     rows_per_token: int = 4
 
     def __post_init__(self) -> None:
@@ -155,6 +155,26 @@ class MelFrontEnd:
         self._history = state.copy()
 
 
+def rows_of_track(audio: FloatArray, config: MelConfig) -> FloatArray:
+    """Mel rows of a whole recording, those of unit u from row u * (unit / hop) on.
+
+    Args:
+        audio: float32 [n]; silence is assumed before and after it.
+        config: front end.
+
+    Returns:
+        float32 [R, num_mels]; rows [k, k + num_rows) of a unit that begins at row k are what
+        `MelFrontEnd.step` gives for it, R is just enough for the last whole unit.
+    """
+    count = len(audio) // config.unit
+    padded = np.concatenate(
+        [np.zeros(config.history + 1), audio, np.zeros(config.lookahead + config.window)]
+    ).astype(np.float32)
+    fft_size = 1 << (config.window - 1).bit_length()
+    rows = log_mel(padded, config, mel_filters(config.num_mels, config.sample_rate, fft_size))
+    return rows[: max(count - 1, 0) * (config.unit // config.hop) + config.num_rows]
+
+
 def tokens_of_track(audio: FloatArray, config: MelConfig) -> FloatArray:
     """Tokens of every whole unit of a recording, as `MelFrontEnd` makes them one by one.
 
@@ -166,11 +186,6 @@ def tokens_of_track(audio: FloatArray, config: MelConfig) -> FloatArray:
         float32 [n // unit, num_tokens, audio_dim].
     """
     count = len(audio) // config.unit
-    padded = np.concatenate(
-        [np.zeros(config.history + 1), audio, np.zeros(config.lookahead + config.window)]
-    ).astype(np.float32)
-    fft_size = 1 << (config.window - 1).bit_length()
-    rows = log_mel(padded, config, mel_filters(config.num_mels, config.sample_rate, fft_size))
-    step = config.unit // config.hop
-    starts = np.arange(count)[:, None] * step + np.arange(config.num_rows)
+    starts = np.arange(count)[:, None] * (config.unit // config.hop) + np.arange(config.num_rows)
+    rows = rows_of_track(audio, config)
     return rows[starts].reshape(count, config.num_tokens, config.audio_dim)

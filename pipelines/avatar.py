@@ -1,7 +1,8 @@
 """The talking avatar: sound, state and gestures in, a face out.
 
-A unit's sound becomes mel tokens and an energy per frame; energy, state and gesture drive the
-motion controller; tokens, state and controls condition the denoiser; the decoder paints.
+A unit's sound becomes mel rows and an energy per frame; the rows move the lips; energy, state and
+gesture drive the motion controller; state and controls condition the denoiser; the identity's
+decoder paints.
 
 The reference latent of the identity is the first frame of every stream; the sink keeps it in sight
 for ever.
@@ -26,6 +27,7 @@ from decoders.base import MemorylessDecoder, require_latent_space
 from decoders.unit_conv import UnitDecoder
 from pipelines.audio import MelFrontEnd
 from pipelines.avatar_model import (
+    LIPS_FILE,
     AvatarConfig,
     as_decoder,
     load_config,
@@ -35,6 +37,7 @@ from pipelines.avatar_model import (
     save_avatar_model,
 )
 from pipelines.base import fastest_dtype, require_device, require_dtype, to_uint8
+from pipelines.lips import LipNet, load_lips
 from pipelines.motion import MotionController, MotionState
 from pipelines.speech_energy import EnergyState, SpeechEnergy
 from rtgen.engine.contract import UnitInput
@@ -63,11 +66,13 @@ class AvatarConditioner:
 
     Args:
         config: of the model.
+        lips: sound to mouth, on the CPU; shared by all sessions, it has no state.
         seed: of the motion.
     """
 
-    def __init__(self, config: AvatarConfig, seed: int) -> None:
+    def __init__(self, config: AvatarConfig, lips: LipNet, seed: int) -> None:
         self._config = config
+        self._lips = lips
         self._mel = MelFrontEnd(config.mel)
         self._energy = SpeechEnergy()
         self._motion = MotionController(seed)
@@ -83,14 +88,16 @@ class AvatarConditioner:
         if unit.event not in EVENTS:
             raise ConfigError(f"event must be one of {EVENTS}, got {unit.event!r}")
         event = EVENTS.index(unit.event)
-        tokens = self._mel.step(unit.audio)
+        tokens = torch.from_numpy(self._mel.step(unit.audio))
+        with torch.no_grad():
+            mouth = self._lips(tokens.reshape(1, mel.num_rows, mel.num_mels))[0]
         energy = self._energy.push(unit.audio[: mel.unit])
         controls = self._motion.step(unit.state, unit.event if event else None, energy)
         return Conditioning(
-            audio=torch.from_numpy(tokens)[None, None],
+            audio=None if denoiser.audio_dim is None else tokens[None, None],
             state=torch.tensor([[int(unit.state)]]),
             event=torch.tensor([[event]]) if denoiser.num_events else None,
-            control=torch.from_numpy(controls).reshape(1, 1, -1),
+            control=torch.cat([torch.from_numpy(controls), mouth], 1).reshape(1, 1, -1),
         )
 
     def snapshot(self) -> ConditionerState:
@@ -121,12 +128,13 @@ class AvatarSession:
             latent_shape=config.latent_shape,
             seed=spec.seed,
         )
-        self._conditioner = AvatarConditioner(config, spec.seed)
+        self._conditioner = AvatarConditioner(config, pipeline.lips, spec.seed)
         # States before each of the latest units: what a roll-back returns to.
         depth = config.cache.lead + self._chunk
         self._before: deque[ConditionerState] = deque(maxlen=depth)
         _, height, width = config.latent_shape
-        decoder, device = pipeline.decoder, pipeline.device
+        decoder, device = pipeline.decoder(spec.avatar), pipeline.device
+        self._decoder = decoder
         self._decoder_state = decoder.new_state(height, width, decoder.dtype, device)
         reference = pipeline.reference(spec.avatar)
         self._stream.prime(reference, _to(config.neutral(len(reference)), device))
@@ -138,6 +146,10 @@ class AvatarSession:
         if self._stream is None:
             raise ConfigError("the session is closed")
         return self._stream
+
+    @property
+    def nbytes(self) -> int:
+        return self.stream.nbytes + self._decoder_state.nbytes
 
     def begin(self, units: Sequence[UnitInput]) -> None:
         if len(units) != self._chunk:
@@ -151,7 +163,7 @@ class AvatarSession:
     def decode(self, x0: Tensor) -> Pixels:
         pipeline = self._pipeline
         units = [
-            pipeline.decoder.step([self._decoder_state], pipeline.denormalise(frame)[None, None])[0]
+            self._decoder.step([self._decoder_state], pipeline.denormalise(frame)[None, None])[0]
             for frame in x0
         ]
         return to_uint8(torch.cat(units))
@@ -180,27 +192,31 @@ class AvatarPipeline:
 
     Args:
         config: of the model.
+        lips: for inference, on the CPU.
         denoiser: for inference, already on the device in the dtype that serves.
-        decoder: likewise.
+        decoders: per avatar, likewise.
         references: per avatar [T, C, h, w] normalised latents.
-        device: where all of it is.
+        device: where denoiser, decoders and latents are.
 
     Raises:
-        ConfigError: the decoder reads another latent space than the denoiser writes.
+        ConfigError: a decoder reads another latent space than the denoiser writes.
     """
 
     def __init__(
         self,
         config: AvatarConfig,
+        lips: LipNet,
         denoiser: CausalDenoiser,
-        decoder: MemorylessDecoder,
+        decoders: dict[str, MemorylessDecoder],
         references: dict[str, Tensor],
         device: torch.device,
     ) -> None:
-        require_latent_space(decoder, config.latent_space)
+        for decoder in decoders.values():
+            require_latent_space(decoder, config.latent_space)
         self.config = config
+        self.lips = lips
         self.denoiser = denoiser
-        self.decoder = decoder
+        self._decoders = decoders
         self.device = device
         self._references = {name: value.to(device) for name, value in references.items()}
         shape = (len(config.latent_mean), 1, 1)
@@ -226,7 +242,9 @@ class AvatarPipeline:
         """
         place, asked = require_device(device), require_dtype(dtype)
         config = load_config(folder)
-        denoiser, network = load_denoiser(folder, config), load_decoder(folder, config)
+        denoiser = load_denoiser(folder, config)
+        networks = {avatar: load_decoder(folder, config, avatar) for avatar in config.avatars}
+        network = networks[config.avatars[0]]
         denoiser_dtype = asked or fastest_dtype(
             "denoiser", place, lambda dtype: _denoiser_trial(denoiser, config, dtype)
         )
@@ -235,8 +253,12 @@ class AvatarPipeline:
         )
         return cls(
             config,
+            load_lips(Path(folder) / LIPS_FILE, config.lips),
             cast_weights(denoiser, denoiser_dtype).to(place),
-            as_decoder(network.to(place), config, decoder_dtype),
+            {
+                avatar: as_decoder(network.to(place), config, decoder_dtype)
+                for avatar, network in networks.items()
+            },
             load_references(folder, config),
             place,
         )
@@ -244,10 +266,6 @@ class AvatarPipeline:
     @property
     def format(self) -> UnitFormat:
         return self.config.unit_format
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        return (1,)
 
     @property
     def avatars(self) -> tuple[str, ...]:
@@ -267,8 +285,9 @@ class AvatarPipeline:
         return AvatarSession(self, spec)
 
     def describe(self) -> dict[str, Any]:
-        config, parts = self.config, (self.denoiser, self.decoder.network)
-        dtypes = self.denoiser.patch_embedding.weight.dtype, self.decoder.dtype
+        config, decoder = self.config, self.decoder(None)
+        parts = self.lips, self.denoiser, decoder.network
+        dtypes = self.denoiser.patch_embedding.weight.dtype, decoder.dtype
         return {
             "model": config.name,
             "avatars": list(config.avatars),
@@ -289,10 +308,26 @@ class AvatarPipeline:
         Raises:
             ConfigError: no such identity.
         """
+        return self._references[self.identity(avatar)]
+
+    def decoder(self, avatar: str | None) -> MemorylessDecoder:
+        """The decoder of an identity, None for the first.
+
+        Raises:
+            ConfigError: no such identity.
+        """
+        return self._decoders[self.identity(avatar)]
+
+    def identity(self, avatar: str | None) -> str:
+        """The name of an identity, None for the first.
+
+        Raises:
+            ConfigError: no such identity.
+        """
         name = self.avatars[0] if avatar is None else avatar
         if name not in self._references:
             raise ConfigError(f"avatar must be one of {list(self.avatars)}, got {name!r}")
-        return self._references[name]
+        return name
 
     def denormalise(self, latents: Tensor) -> Tensor:
         """[..., C, h, w], as the denoiser has them, to the decoder's scale."""

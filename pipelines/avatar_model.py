@@ -1,11 +1,13 @@
 """A folder that holds an avatar model: everything the avatar pipeline needs, and no code.
 
-    model.json              sizes, steps, statistics, front end, names (`AvatarConfig`)
-    denoiser.safetensors    weights of the `CausalDenoiser`
-    decoder.safetensors     weights of the frame decoder
-    avatars.safetensors     per identity the reference latent [T, C, h, w], normalised
+    model.json                      sizes, steps, statistics, front end, names (`AvatarConfig`)
+    lips.safetensors                weights of the `LipNet`: sound to mouth controls
+    denoiser.safetensors            weights of the `CausalDenoiser`
+    decoder-<avatar>.safetensors    weights of one identity's frame decoder
+    avatars.safetensors             per identity the reference latent [T, C, h, w], normalised
 
-The denoiser works on normalised latents, (z - mean) / std per channel; the decoder on raw ones.
+The denoiser works on normalised latents, (z - mean) / std per channel; the decoders on raw ones.
+A latent says what a face does, its decoder says whose face it is: identities share all the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import Tensor
 from decoders.base import MemorylessDecoder
 from decoders.unit_conv import UnitConvConfig, UnitDecoder
 from pipelines.audio import MelConfig
+from pipelines.lips import MOUTH_NAMES, LipConfig, LipNet
 from pipelines.motion import CONTROL_NAMES
 from rtgen.config import CacheConfig, DenoiserConfig, SamplingConfig
 from rtgen.errors import CheckpointError, ConfigError
@@ -33,13 +36,18 @@ from rtgen.types import EVENTS, SpeechState, UnitFormat
 from rtgen.weights.loaders import load_checkpoint, load_strict, save_weights
 
 FORMAT = "rtgen-avatar"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG_FILE = "model.json"
+LIPS_FILE = "lips.safetensors"
 DENOISER_FILE = "denoiser.safetensors"
-DECODER_FILE = "decoder.safetensors"
 AVATARS_FILE = "avatars.safetensors"
 
 T = TypeVar("T")
+
+
+def decoder_file(avatar: str) -> str:
+    """Name of the file that holds an identity's decoder."""
+    return f"decoder-{avatar}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +62,14 @@ class AvatarConfig:
         cache: window, sink, lead.
         samplings: the schedules it can run, at most one for each number of steps.
         default_steps: number of steps when none is asked for.
-        decoder: shape of the decoder.
+        decoder: shape of every identity's decoder.
         latent_mean: mean of each raw latent channel, C numbers.
         latent_std: standard deviation of each, C positive numbers.
         mel: audio front end.
+        lips: shape of the network that moves the mouth.
         avatars: identities, the first is the default.
-        controls: names of the control numbers per pixel frame, in order.
+        controls: names of the control numbers per pixel frame, in order: those of the motion
+            controller, then the mouth's.
     """
 
     name: str
@@ -73,18 +83,22 @@ class AvatarConfig:
     latent_mean: tuple[float, ...]
     latent_std: tuple[float, ...]
     mel: MelConfig
+    lips: LipConfig
     avatars: tuple[str, ...]
-    controls: tuple[str, ...] = CONTROL_NAMES
+    controls: tuple[str, ...] = CONTROL_NAMES + MOUTH_NAMES
 
     def __post_init__(self) -> None:
         channels = self.decoder.latent_channels
         _require("in_channels", self.denoiser.in_channels, channels)
         _require("latent_mean", len(self.latent_mean), channels)
         _require("latent_std", len(self.latent_std), channels)
-        _require("audio_dim", self.denoiser.audio_dim, self.mel.audio_dim)
-        _require("audio_tokens", self.denoiser.audio_tokens, self.mel.num_tokens)
+        if self.denoiser.audio_dim is not None:
+            _require("audio_dim", self.denoiser.audio_dim, self.mel.audio_dim)
+            _require("audio_tokens", self.denoiser.audio_tokens, self.mel.num_tokens)
+        _require("lips.num_mels", self.lips.num_mels, self.mel.num_mels)
+        _require("mel rows", self.mel.num_rows, LipNet.rows_for(self.decoder.frames_per_unit))
         _require("num_states", self.denoiser.num_states, len(SpeechState))
-        _require("controls", self.controls, CONTROL_NAMES)
+        _require("controls", self.controls, CONTROL_NAMES + MOUTH_NAMES)
         _require(
             "control_dim",
             self.denoiser.control_dim,
@@ -147,7 +161,9 @@ class AvatarConfig:
         config = self.denoiser
         size = (1, num_frames)
         return Conditioning(
-            audio=torch.zeros(*size, config.audio_tokens, self.mel.audio_dim),
+            audio=None
+            if config.audio_dim is None
+            else torch.zeros(*size, config.audio_tokens, config.audio_dim),
             state=torch.zeros(size, dtype=torch.int64),
             event=torch.zeros(size, dtype=torch.int64) if config.num_events else None,
             control=torch.zeros(*size, config.control_dim),
@@ -162,8 +178,9 @@ def _require(name: str, got: object, want: object) -> None:
 def save_avatar_model(
     folder: Path | str,
     config: AvatarConfig,
+    lips: LipNet,
     denoiser: CausalDenoiser,
-    decoder: UnitDecoder,
+    decoders: Mapping[str, UnitDecoder],
     references: Mapping[str, Tensor],
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -172,9 +189,10 @@ def save_avatar_model(
 
     Args:
         folder: created if need be.
-        config: must describe the two networks and name the references.
+        config: must describe the networks and name the identities.
+        lips: unchanged; stored in float32.
         denoiser: unchanged.
-        decoder: unchanged; its canvas stays float32, bfloat16 would band it.
+        decoders: per avatar, unchanged; a canvas stays float32, bfloat16 would band it.
         references: per avatar [T, C, h, w] (or [C, h, w]) normalised latents, T at most the sink.
         dtype: of the stored weights, except those that serve in float32.
 
@@ -182,8 +200,13 @@ def save_avatar_model(
         CheckpointError: parts do not fit the configuration, or the folder cannot be written.
     """
     folder = Path(folder)
-    if denoiser.config != config.denoiser or decoder.config != config.decoder:
+    fits = denoiser.config == config.denoiser and lips.config == config.lips
+    if not fits or any(decoder.config != config.decoder for decoder in decoders.values()):
         raise CheckpointError("config must be that of the networks given; build it from theirs")
+    if set(decoders) != set(config.avatars):
+        raise CheckpointError(
+            f"decoders must be those of {sorted(config.avatars)}, got {sorted(decoders)}"
+        )
     latents = {
         name: (value[None] if value.ndim == 3 else value).float()
         for name, value in references.items()
@@ -192,9 +215,11 @@ def save_avatar_model(
     twin = CausalDenoiser(config.denoiser)
     twin.load_state_dict(denoiser.state_dict())
     save_weights(folder / DENOISER_FILE, cast_weights(twin, dtype).state_dict())
-    parameters = {name: value.to(dtype) for name, value in decoder.named_parameters()}
-    buffers = {name: value.float() for name, value in decoder.named_buffers()}
-    save_weights(folder / DECODER_FILE, parameters | buffers)
+    save_weights(folder / LIPS_FILE, lips.state_dict())
+    for avatar, decoder in decoders.items():
+        parameters = {name: value.to(dtype) for name, value in decoder.named_parameters()}
+        buffers = {name: value.float() for name, value in decoder.named_buffers()}
+        save_weights(folder / decoder_file(avatar), parameters | buffers)
     save_weights(folder / AVATARS_FILE, latents)
     values = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(config)}
     try:
@@ -225,6 +250,7 @@ def load_config(folder: Path | str) -> AvatarConfig:
             "cache": _from_json(CacheConfig, values.get("cache")),
             "decoder": _from_json(UnitConvConfig, values.get("decoder")),
             "mel": _from_json(MelConfig, values.get("mel")),
+            "lips": _from_json(LipConfig, values.get("lips")),
             "samplings": tuple(_from_json(SamplingConfig, s) for s in values.get("samplings", ())),
         }
         return _from_json(AvatarConfig, values | nested)
@@ -244,13 +270,13 @@ def load_denoiser(folder: Path | str, config: AvatarConfig) -> CausalDenoiser:
     return denoiser.eval().requires_grad_(False)
 
 
-def load_decoder(folder: Path | str, config: AvatarConfig) -> UnitDecoder:
-    """The decoder's network in float32 on the CPU, for inference.
+def load_decoder(folder: Path | str, config: AvatarConfig, avatar: str) -> UnitDecoder:
+    """An identity's decoder network in float32 on the CPU, for inference.
 
     Raises:
         CheckpointError: the file is missing, damaged, or does not fit.
     """
-    path = Path(folder) / DECODER_FILE
+    path = Path(folder) / decoder_file(avatar)
     decoder = UnitDecoder(config.decoder)
     load_strict(decoder, load_checkpoint(path), str(path))
     return decoder.eval().requires_grad_(False)

@@ -1,34 +1,27 @@
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from decoders.base import MemorylessDecoder
-from decoders.unit_conv import UnitDecoder
 from pipelines import motion
-from pipelines.audio import tokens_of_track
-from pipelines.avatar import AvatarConditioner, AvatarPipeline, AvatarSession, save_avatar_model
-from pipelines.avatar_model import AvatarConfig, load_config, load_decoder, load_references
+from pipelines.audio import rows_of_track
+from pipelines.avatar import AvatarConditioner, AvatarPipeline, AvatarSession
 from pipelines.base import require_device, require_dtype, to_uint8
 from pipelines.speech_energy import SpeechEnergy
 from rtgen.engine.contract import UnitInput
-from rtgen.errors import BackendUnavailable, CheckpointError, ConfigError, ShapeError
-from rtgen.models.denoiser import CausalDenoiser
+from rtgen.errors import BackendUnavailable, ConfigError, ShapeError
 from rtgen.sampling.stream import run_passes
 from rtgen.types import EVENTS, Pixels, SessionSpec, SpeechState
 from tests.sound import tone
 from tests.toy_pipeline import OFFLINE, toy_config, toy_pipeline, write_toy_model
 
-UNIT, LOOKAHEAD = 2560, 640
+UNIT, LOOKAHEAD = 2560, 1920
 
 
 @pytest.fixture
@@ -63,131 +56,19 @@ def test_vocabularies_of_states_and_gestures_agree() -> None:
     assert tuple(state.name.lower() for state in SpeechState) == motion.STATES
 
 
-def test_a_model_folder_gives_back_what_was_saved(tmp_path: Path) -> None:
-    config = toy_config()
-    denoiser, decoder = CausalDenoiser(config.denoiser), UnitDecoder(config.decoder)
-    decoder.canvas.copy_(torch.rand_like(decoder.canvas) * 2 - 1)
-    references = {name: torch.randn(1, *config.latent_shape) for name in config.avatars}
-    save_avatar_model(tmp_path, config, denoiser, decoder, references)
-    assert load_config(tmp_path) == config
-    loaded = load_references(tmp_path, config)
-    for name, value in references.items():
-        torch.testing.assert_close(loaded[name], value, rtol=0, atol=0)
-    network = load_decoder(tmp_path, config)
-    torch.testing.assert_close(network.canvas, decoder.canvas, rtol=0, atol=0)
-    torch.testing.assert_close(
-        network.conv_in.weight, decoder.conv_in.weight.bfloat16().float(), rtol=0, atol=0
-    )
-    stored = load_file(tmp_path / "denoiser.safetensors")
-    assert stored["blocks.0.ffn.net.0.proj.weight"].dtype is torch.bfloat16
-    assert stored["scale_shift_table"].dtype is torch.float32
-    assert denoiser.scale_shift_table.dtype is torch.float32  # the network given is unchanged
-    assert denoiser.proj_out.weight.dtype is torch.float32
-
-
-def edit_json(change: dict[str, Any]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / "model.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
-
-    return edit
-
-
-def edit_part(part: str, **change: Any) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / "model.json"
-        values = json.loads(path.read_text())
-        path.write_text(json.dumps(values | {part: values[part] | change}))
-
-    return edit
-
-
-def edit_weights(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        weights = load_file(folder / name)
-        change(weights)
-        save_file(weights, folder / name)
-
-    return edit
-
-
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda f: (f / "model.json").unlink(), "cannot read"),
-    "no json": (lambda f: (f / "model.json").write_text("{"), "cannot read"),
-    "no object": (lambda f: (f / "model.json").write_text("[]"), "must hold an object"),
-    "version": (edit_json({"version": 2}), "must be rtgen-avatar 1"),
-    "format": (edit_json({"format": "other"}), "must be rtgen-avatar 1"),
-    "unknown field": (edit_json({"colour": "red"}), r"has no \['colour'\]"),
-    "unknown part field": (edit_part("mel", colour="red"), r"MelConfig has no \['colour'\]"),
-    "wrong type": (edit_part("cache", window="seven"), "CacheConfig"),
-    "wrong list": (edit_json({"samplings": 3}), "model.json"),
-    "wrong part": (edit_json({"cache": None}), "must be an object"),
-    "mel": (edit_part("mel", num_mels=32), "audio_dim must be 128"),
-    "hop": (edit_part("mel", unit=3200), "mel unit must be 2560"),
-    "mean": (edit_json({"latent_mean": [0.0]}), "latent_mean must be 16"),
-    "std": (edit_json({"latent_std": [0.0] * 16}), "latent_std must be positive"),
-    "steps": (edit_json({"default_steps": 5}), "hold the default 5"),
-    "controls": (edit_json({"controls": ["blink"]}), "controls must be"),
-    "avatars": (edit_json({"avatars": []}), "avatars must be different names"),
-    "avatar": (edit_json({"avatars": ["ada", "cy"]}), r"must hold \['ada', 'cy'\]"),
-    "no weights": (lambda f: (f / "decoder.safetensors").unlink(), "cannot read weights"),
-    "damaged": (lambda f: (f / "denoiser.safetensors").write_bytes(b"\0" * 64), "cannot read"),
-    "missing": (
-        edit_weights("denoiser.safetensors", lambda w: w.pop("proj_out.bias")),
-        "missing proj_out.bias",
-    ),
-    "unexpected": (
-        edit_weights("decoder.safetensors", lambda w: w.update(extra=torch.zeros(1))),
-        "unexpected extra",
-    ),
-    "shape": (
-        edit_weights("decoder.safetensors", lambda w: w.update(canvas=torch.zeros(3, 8, 8))),
-        "canvas must be",
-    ),
-    "reference": (
-        edit_weights("avatars.safetensors", lambda w: w.update(ada=torch.zeros(1, 16, 3, 3))),
-        "ada must be finite",
-    ),
-    "reference is NaN": (
-        edit_weights("avatars.safetensors", lambda w: w["ada"].fill_(torch.nan)),
-        "ada must be finite",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_folder_is_refused_with_what_is_wrong(case: str, folder: Path) -> None:
-    breaking, complaint = BROKEN[case]
-    AvatarPipeline.from_directory(folder, dtype="float32")
-    breaking(folder)
-    with pytest.raises(CheckpointError, match=complaint):
-        AvatarPipeline.from_directory(folder, dtype="float32")
-
-
-def test_saving_refuses_parts_that_do_not_fit(tmp_path: Path) -> None:
-    config = toy_config()
-    denoiser, decoder = CausalDenoiser(config.denoiser), UnitDecoder(config.decoder)
-    good = {name: torch.zeros(config.latent_shape) for name in config.avatars}
-    other = replace(config, denoiser=replace(config.denoiser, num_layers=3))
-    with pytest.raises(CheckpointError, match="config must be that of the networks"):
-        save_avatar_model(tmp_path, other, denoiser, decoder, good)
-    with pytest.raises(CheckpointError, match="must hold"):
-        save_avatar_model(tmp_path, config, denoiser, decoder, {"ada": good["ada"]})
-    long = good | {"bo": torch.zeros(2, *config.latent_shape)}  # the sink holds one frame
-    with pytest.raises(CheckpointError, match="bo must be finite"):
-        save_avatar_model(tmp_path, config, denoiser, decoder, long)
-
-
 def test_conditioning_is_tokens_state_gesture_and_controls() -> None:
-    config, units = toy_config(), unit_inputs(6)
-    conditioner = AvatarConditioner(config, seed=4)
+    config, units, lips = toy_config(), unit_inputs(6), toy_pipeline().lips
+    conditioner = AvatarConditioner(config, lips, seed=4)
     rows = [conditioner.step(unit) for unit in units]
     track = np.concatenate([unit.audio[:UNIT] for unit in units] + [units[-1].audio[UNIT:]])
+    heard = torch.from_numpy(rows_of_track(track, config.mel))
     tokens = torch.cat([row.audio for row in rows if row.audio is not None], 1)[0]
-    torch.testing.assert_close(tokens, torch.from_numpy(tokens_of_track(track, config.mel)))
+    torch.testing.assert_close(tokens[2].reshape(-1, 64), heard[32 : 32 + config.mel.num_rows])
     energy = SpeechEnergy().push(track[: 6 * UNIT]).reshape(6, 4)
+    with torch.no_grad():
+        mouths = lips(heard[None])[0, :24].reshape(6, 4, -1)
     controller = motion.MotionController(4)
-    for row, unit, level in zip(rows, units, energy, strict=True):
+    for row, unit, level, mouth in zip(rows, units, energy, mouths, strict=True):
         row.validate(config.denoiser)
         assert row.state is not None
         assert row.event is not None
@@ -195,19 +76,43 @@ def test_conditioning_is_tokens_state_gesture_and_controls() -> None:
         assert (row.state.item(), row.event.item()) == (unit.state, EVENTS.index(unit.event))
         event = None if unit.event == "none" else unit.event
         controls = controller.step(unit.state, event, level)
-        torch.testing.assert_close(row.control[0, 0], torch.from_numpy(controls.flatten()))
+        frames = row.control[0, 0].reshape(4, -1)
+        torch.testing.assert_close(frames[:, :10], torch.from_numpy(controls))
+        torch.testing.assert_close(frames[:, 10:], mouth, atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_that_hears_through_its_lips_alone_takes_no_tokens() -> None:
+    config = toy_config()
+    deaf = replace(config, denoiser=replace(config.denoiser, audio_dim=None, audio_tokens=0))
+    row = AvatarConditioner(deaf, toy_pipeline().lips, 1).step(unit_inputs(2)[1])
+    assert row.audio is None
+    row.validate(deaf.denoiser)
+    deaf.neutral(1).validate(deaf.denoiser)
+
+
+def test_identities_differ_by_their_decoder() -> None:
+    pipeline, unit = toy_pipeline(), unit_inputs(1)[0]
+    faces = {}
+    for avatar in ("ada", "bo"):
+        session = pipeline.open(replace(OFFLINE, avatar=avatar))
+        faces[avatar] = chunk(session, [unit])
+        assert pipeline.decoder(avatar) is not pipeline.decoder("bo" if avatar == "ada" else "ada")
+    assert not np.array_equal(faces["ada"], faces["bo"])
+    assert pipeline.decoder(None) is pipeline.decoder("ada")
+    with pytest.raises(ConfigError, match="avatar must be one of"):
+        pipeline.decoder("cy")
 
 
 def test_a_model_without_gesture_embedding_moves_by_its_controls() -> None:
     config = toy_config()
     plain = replace(config, denoiser=replace(config.denoiser, num_events=0))
-    row = AvatarConditioner(plain, 1).step(unit_inputs(2)[1])
+    row = AvatarConditioner(plain, toy_pipeline().lips, 1).step(unit_inputs(2)[1])
     row.validate(plain.denoiser)
     plain.neutral(1).validate(plain.denoiser)
 
 
 def test_a_conditioner_goes_back_to_a_snapshot() -> None:
-    conditioner, units = AvatarConditioner(toy_config(), 2), unit_inputs(8)
+    conditioner, units = AvatarConditioner(toy_config(), toy_pipeline().lips, 2), unit_inputs(8)
     for unit in units[:4]:
         conditioner.step(unit)
     before = conditioner.snapshot()
@@ -219,7 +124,7 @@ def test_a_conditioner_goes_back_to_a_snapshot() -> None:
 
 
 def test_unknown_gestures_and_wrong_lengths_are_refused() -> None:
-    conditioner, (unit,) = AvatarConditioner(toy_config(), 2), unit_inputs(1)
+    conditioner, (unit,) = AvatarConditioner(toy_config(), toy_pipeline().lips, 2), unit_inputs(1)
     with pytest.raises(ConfigError, match="event must be one of"):
         conditioner.step(replace(unit, event="jump"))
     with pytest.raises(ShapeError):
@@ -276,11 +181,11 @@ def test_latents_are_denormalised_before_they_are_decoded() -> None:
     config, x0 = pipeline.config, torch.randn(1, *pipeline.config.latent_shape)
     mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (config.latent_mean, config.latent_std))
     with torch.inference_mode():
-        pixels = pipeline.decoder.network((x0 * std + mean)[None])[0]
+        pixels = pipeline.decoder(None).network((x0 * std + mean)[None])[0]
     made = pipeline.open(OFFLINE).decode(x0)
     assert np.array_equal(made, to_uint8(pixels))
     with torch.inference_mode():
-        assert not np.array_equal(made, to_uint8(pipeline.decoder.network(x0[None])[0]))
+        assert not np.array_equal(made, to_uint8(pipeline.decoder(None).network(x0[None])[0]))
 
 
 def test_the_identity_is_the_reference_in_the_sink() -> None:
@@ -334,14 +239,16 @@ def test_bfloat16_gives_nearly_the_same_face(folder: Path) -> None:
 def test_a_decoder_of_another_latent_space_is_refused() -> None:
     pipeline = toy_pipeline()
     other = MemorylessDecoder(
-        pipeline.decoder.network, latent_space="other", latent_shape=(16, 2, 2)
+        pipeline.decoder(None).network, latent_space="other", latent_shape=(16, 2, 2)
     )
     with pytest.raises(ConfigError, match="'other'"):
-        AvatarPipeline(pipeline.config, pipeline.denoiser, other, {}, pipeline.device)
+        AvatarPipeline(
+            pipeline.config, pipeline.lips, pipeline.denoiser, {"ada": other}, {}, pipeline.device
+        )
 
 
 def test_a_decoder_checks_what_it_is_given() -> None:
-    decoder = toy_pipeline().decoder
+    decoder = toy_pipeline().decoder(None)
     state = decoder.new_state(2, 2, torch.float32, "cpu")
     with pytest.raises(ShapeError):
         decoder.step([state], torch.zeros(1, 2, 16, 2, 2))
@@ -352,7 +259,7 @@ def test_a_decoder_checks_what_it_is_given() -> None:
 
 
 def test_sessions_that_are_decoded_together_get_what_each_gets_alone() -> None:
-    decoder = toy_pipeline().decoder
+    decoder = toy_pipeline().decoder(None)
     latents = torch.randn(3, 1, 16, 2, 2)
     states = [decoder.new_state(2, 2, torch.float32, "cpu") for _ in range(3)]
     together = decoder.step(states, latents)
@@ -384,19 +291,3 @@ def test_devices_and_dtypes_are_named_or_refused() -> None:
         require_dtype("int8")
     with pytest.raises(BackendUnavailable, match="use cpu"):
         require_device("cuda:99")
-
-
-def test_a_config_whose_parts_disagree_is_refused() -> None:
-    config = toy_config()
-    for change in (
-        {"avatars": ("a", "a")},
-        {"samplings": config.samplings * 2},
-        {"denoiser": replace(config.denoiser, num_states=3)},
-        {"denoiser": replace(config.denoiser, control_dim=4)},
-        {"denoiser": replace(config.denoiser, num_events=3)},
-    ):
-        values: dict[str, Any] = change
-        with pytest.raises(ConfigError):
-            replace(config, **values)
-    assert isinstance(config, AvatarConfig)
-    assert config.steps == (1, 2)

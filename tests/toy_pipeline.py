@@ -12,6 +12,7 @@ from decoders.unit_conv import UnitConvConfig, UnitDecoder
 from pipelines.audio import MelConfig
 from pipelines.avatar import AvatarPipeline, save_avatar_model
 from pipelines.avatar_model import AvatarConfig
+from pipelines.lips import MOUTH_NAMES, LipConfig, LipNet
 from pipelines.motion import CONTROL_NAMES
 from rtgen.config import CacheConfig, DenoiserConfig, SamplingConfig
 from rtgen.models.denoiser import CausalDenoiser
@@ -41,7 +42,7 @@ def toy_config(*, merge_clean_pass: bool = False, frames_per_chunk: int = 1) -> 
             audio_tokens=mel.num_tokens,
             num_states=4,
             num_events=7,
-            control_dim=4 * len(CONTROL_NAMES),
+            control_dim=4 * (len(CONTROL_NAMES) + len(MOUTH_NAMES)),
             position_grid=(1, 1),
             condition_map=2,
             frames_per_latent=4,
@@ -66,6 +67,7 @@ def toy_config(*, merge_clean_pass: bool = False, frames_per_chunk: int = 1) -> 
         latent_mean=tuple(0.1 * i for i in range(16)),
         latent_std=tuple(0.5 + 0.1 * i for i in range(16)),
         mel=mel,
+        lips=LipConfig(width=8, hidden=8),
         avatars=("ada", "bo"),
     )
 
@@ -73,14 +75,17 @@ def toy_config(*, merge_clean_pass: bool = False, frames_per_chunk: int = 1) -> 
 def write_toy_model(folder: Path, config: AvatarConfig | None = None) -> Path:
     """Writes a model folder whose output depends on every input."""
     config = toy_config() if config is None else config
-    denoiser, decoder = CausalDenoiser(config.denoiser), UnitDecoder(config.decoder)
+    lips, denoiser = LipNet(config.lips), CausalDenoiser(config.denoiser)
     randomise(denoiser, 1)
-    randomise(decoder, 2)
+    randomise(lips, 4)
+    decoders = {name: UnitDecoder(config.decoder) for name in config.avatars}
+    for seed, decoder in enumerate(decoders.values(), 5):
+        randomise(decoder, seed)
     generator = torch.Generator().manual_seed(3)
     references = {
         name: torch.randn(1, *config.latent_shape, generator=generator) for name in config.avatars
     }
-    save_avatar_model(folder, config, denoiser, decoder, references, dtype=torch.float32)
+    save_avatar_model(folder, config, lips, denoiser, decoders, references, dtype=torch.float32)
     return folder
 
 

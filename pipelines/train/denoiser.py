@@ -27,7 +27,7 @@ from pipelines.train.loop import (
     add_train_arguments,
     train_config,
 )
-from pipelines.train.unit_tracks import UnitTrack, load_unit_tracks
+from pipelines.train.unit_tracks import UnitTracks, load_unit_tracks
 from rtgen.config import CacheConfig, DenoiserConfig
 from rtgen.models.conditioning import Conditioning
 from rtgen.models.denoiser import CausalDenoiser, block_causal_mask
@@ -42,22 +42,21 @@ CACHE = CacheConfig(window=7, sink=1, frames_per_chunk=1, lead=2, position_mode=
 
 
 def avatar_denoiser_config(control_dim: int, num_states: int) -> DenoiserConfig:
-    """The shipped avatar's denoiser: 64 tokens a unit, 10 M parameters."""
+    """The shipped avatar's denoiser: 64 tokens a unit; sound reaches it as mouth controls."""
     return DenoiserConfig(
         num_attention_heads=4,
         attention_head_dim=64,
         in_channels=16,
         out_channels=16,
         ffn_dim=1024,
-        num_layers=8,
-        audio_dim=256,
-        audio_tokens=10,
+        num_layers=6,
         num_states=num_states,
         control_dim=control_dim,
         position_grid=(8, 8),
         condition_map=32,
         frames_per_latent=4,
         prediction_type="sample",
+        activation_fn="gelu",
     )
 
 
@@ -74,13 +73,13 @@ class Batch:
     conditioning: Conditioning
 
 
-def conditioning_of(audio: Tensor, state: Tensor, control: Tensor, sink: int = 1) -> Conditioning:
+def conditioning_of(state: Tensor, control: Tensor, sink: int = 1) -> Conditioning:
     """Conditioning of a run of units with `sink` neutral frames before it."""
 
     def lead(x: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(x[:, :1]).expand(-1, sink, *x.shape[2:]), x], 1)
 
-    return Conditioning(audio=lead(audio), state=lead(state), control=lead(control))
+    return Conditioning(state=lead(state), control=lead(control))
 
 
 @torch.no_grad()
@@ -110,33 +109,25 @@ class DenoiserStage:
     """Sampling, loss and evaluation of the denoiser."""
 
     def __init__(
-        self, model: CausalDenoiser, tracks: list[UnitTrack], test: list[UnitTrack],
-        reference: Tensor, importance: Tensor, seed: int, steps: int, precision: Precision,
+        self, model: CausalDenoiser, tracks: UnitTracks, importance: Tensor, seed: int, steps: int,
+        precision: Precision,
     ) -> None:  # fmt: skip
-        self.model, self.tracks, self.test = model, tracks, test
+        self.model, self.tracks = model, tracks
         self.precision, device = precision, precision.device
-        self.reference, self.importance = reference.to(device), importance.to(device)
+        self.importance = importance.to(device)
         self.seed, self.steps, self.device = seed, steps, device
         self.units = CACHE.recent
         self.mask = block_causal_mask(
             CACHE.sink + self.units, 64, frames_per_chunk=1, window=CACHE.window, sink=CACHE.sink
         ).to(device)
 
-    def batch(self, rng: np.random.Generator, tracks: list[UnitTrack], size: int) -> Batch:
-        """Random runs of units of random tracks and audio variants."""
-        runs = []
-        for _ in range(size):
-            track = tracks[rng.integers(len(tracks))]
-            start = int(rng.integers(len(track.latents) - self.units))
-            runs.append(track.cut(start, self.units, variant=int(rng.integers(len(track.audio)))))
-        latents, audio, state, control = (
-            torch.stack(column).to(self.device) for column in zip(*runs, strict=True)
-        )
-        jitter = 0.2 * torch.randn(size, 1, 1, 1, device=self.device)
-        sink = self.reference.expand(size, 1, *self.reference.shape)
+    def batch(self, rng: np.random.Generator, size: int, *, held_out: bool = False) -> Batch:
+        """Random runs of units of random tracks, after the reference."""
+        run = self.tracks.sample(rng, size, self.units, held_out=held_out)
+        sink = self.tracks.reference.expand(size, 1, *self.tracks.reference.shape)
         return Batch(
-            torch.cat([sink, latents.float()], 1),
-            conditioning_of(audio.float() + jitter, state, control),
+            torch.cat([sink, run.latents], 1).to(self.device),
+            conditioning_of(run.state, run.control).to(self.device),
         )
 
     def predict(self, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -149,7 +140,7 @@ class DenoiserStage:
     def loss(self, step: int) -> dict[str, Tensor]:
         """Squared error of x0 and of its motion on noisy units, over sigma^2 + 0.1."""
         rng = np.random.default_rng((self.seed, step))
-        batch = self.batch(rng, self.tracks, BATCH)
+        batch = self.batch(rng, BATCH)
         truth = batch.latents
         size = truth.shape[:2]
         u = torch.rand(size, device=self.device)
@@ -194,7 +185,7 @@ class DenoiserStage:
         rng = np.random.default_rng((self.seed, 10**9))
         state = torch.get_rng_state()
         torch.manual_seed(self.seed)
-        batch = self.batch(rng, self.test, 48)
+        batch = self.batch(rng, 48, held_out=True)
         sigma = torch.full(batch.latents.shape[:2], 0.04, device=self.device)
         sigma[:, -1] = 1.0
         level = sigma[..., None, None, None]
@@ -226,7 +217,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init", type=Path, help="folder of an earlier run whose averaged weights to start from"
     )
-    parser.add_argument("--variants", type=int, default=2, help="augmented copies of each track")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -234,7 +224,7 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     precision = Precision(args.precision, torch.device(args.device))
     renderer = load_renderer(args.renderer)
-    data = load_unit_tracks(args.data, renderer, variants=args.variants, seed=args.seed)
+    data = load_unit_tracks(args.data, renderer)
     config = avatar_denoiser_config(data.control_dim, data.num_states)
     model = CausalDenoiser(config).to(precision.device)
     model.attention_backend = "naive"
@@ -247,11 +237,12 @@ def run(args: argparse.Namespace) -> int:
     per_frame = len(data.control_std) // config.frames_per_latent
     embedder.condition_map.embedder.control_scale.copy_(1 / data.control_std[:per_frame])
     importance = importance_map(renderer, data.label_sample, data.mouth_labels, data.eye_labels)
-    stage = DenoiserStage(
-        model, data.train, data.test, data.reference, importance, args.seed, args.steps, precision
-    )
+    stage = DenoiserStage(model, data, importance, args.seed, args.steps, precision)
     if args.draft_steps and not (args.out / "last.pt").exists():
-        train_draft(model, data.train, importance, args.draft_steps, args.seed)
+        train_draft(model, data, importance, args.draft_steps, args.seed)
+    if args.draft_steps:
+        # Small batches and a high rate would only unlearn it; the blocks mend what it misses.
+        embedder.condition_map.requires_grad_(False)
     trainer = Trainer(model, train_config(args, DEFAULTS), args.out)
     trainer.run(stage.loss, stage.evaluate, evaluate_every=100)
     with trainer.averaged_weights():

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.train.unit_tracks import UnitTrack
+from pipelines.train.unit_tracks import UnitTracks
 from rtgen.models.conditioning import Conditioning
 from rtgen.models.denoiser import CausalDenoiser
 
@@ -45,7 +46,7 @@ def unpatch(patches: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> T
 
 
 def train_draft(
-    denoiser: CausalDenoiser, tracks: list[UnitTrack], importance: Tensor, steps: int, seed: int
+    denoiser: CausalDenoiser, tracks: UnitTracks, importance: Tensor, steps: int, seed: int
 ) -> float:
     """Trains `condition_embedder.condition_map` in place, its mean set to that of the tracks.
 
@@ -62,31 +63,18 @@ def train_draft(
     config, condition_map = denoiser.config, denoiser.condition_embedder.condition_map
     assert config.position_grid is not None
     grid, patch = config.position_grid, config.patch_size[1:]
-    latents = torch.cat([track.latents for track in tracks])
-    audio = torch.cat([track.audio for track in tracks], 1)
-    state = torch.cat([track.state for track in tracks])
-    control = torch.cat([track.control for track in tracks])
-    mean = latents.float().mean(0)
-    per_frame = mean.reshape(config.frames_per_latent, -1, *mean.shape[1:]).mean(0)
-    columns = per_frame.reshape(-1, grid[0], patch[0], grid[1], patch[1]).permute(1, 3, 2, 4, 0)
-    condition_map.draft_mean.data.copy_(columns.reshape(condition_map.draft_mean.shape))
+    rng = np.random.default_rng((seed, 1))
+    _set_mean(denoiser, tracks.sample(rng, 256, 4).latents.flatten(0, 1))
     parameters = [p for p in condition_map.parameters() if p is not condition_map.draft_mean]
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.02, fused=True)
-    random = torch.Generator().manual_seed(seed)
     running = 1.0
     for step in range(steps):
         rate = LEARNING_RATE * max(0.02, 0.5 * (1 + math.cos(math.pi * step / steps)))
         optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / 100)
-        index = torch.randint(len(latents), (BATCH,), generator=random)
-        variant = int(torch.randint(len(audio), (1,), generator=random))
-        jitter = 0.2 * torch.randn(BATCH, 1, 1, generator=random)
-        conditioning = Conditioning(
-            audio=(audio[variant, index].float() + jitter)[:, None],
-            state=state[index][:, None],
-            control=control[index][:, None],
-        )
+        run = tracks.sample(rng, BATCH, 1)
+        conditioning = Conditioning(state=run.state, control=run.control)
         draft = condition_map.draft(condition_map(conditioning))[:, 0]
-        out, truth = unpatch(draft, grid, (patch[0], patch[1])), latents[index].float()
+        out, truth = unpatch(draft, grid, (patch[0], patch[1])), run.latents[:, 0]
         error = (out - truth).square()
         moved = frame_steps(out[:, None]) - frame_steps(truth[:, None])
         motion = (moved.square() * importance).mean()
@@ -98,3 +86,14 @@ def train_draft(
         if (step + 1) % 500 == 0:
             logger.info("draft step %d: error %.4f", step + 1, running)
     return running
+
+
+def _set_mean(denoiser: CausalDenoiser, latents: Tensor) -> None:
+    """Sets the draft's mean picture to that of latents [n, C, h, w], averaged over frames."""
+    config, condition_map = denoiser.config, denoiser.condition_embedder.condition_map
+    assert config.position_grid is not None
+    (rows, columns), (_, p, q) = config.position_grid, config.patch_size
+    mean = latents.mean(0)
+    per_frame = mean.reshape(config.frames_per_latent, -1, *mean.shape[1:]).mean(0)
+    patches = per_frame.reshape(-1, rows, p, columns, q).permute(1, 3, 2, 4, 0)
+    condition_map.draft_mean.data.copy_(patches.reshape(condition_map.draft_mean.shape))

@@ -11,9 +11,10 @@ import torch
 from decoders.unit_conv import UnitConvConfig
 from pipelines.audio import MelConfig
 from pipelines.avatar_model import AvatarConfig, save_avatar_model
+from pipelines.lips import LipConfig, load_lips
 from pipelines.motion import FPS
 from pipelines.train.denoiser import CACHE, SHIFT, avatar_denoiser_config
-from pipelines.train.latent_renderer import load_parts
+from pipelines.train.latent_renderer import load_decoder_part
 from rtgen.config import SamplingConfig
 from rtgen.errors import CheckpointError
 from rtgen.models.denoiser import CausalDenoiser
@@ -36,10 +37,21 @@ def sampling(steps: int) -> SamplingConfig:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `rtgen train export`."""
     parser.add_argument("--autoencoder", type=Path, required=True, help="its folder")
+    parser.add_argument("--lips", type=Path, required=True, help="folder of the lips")
     parser.add_argument("--denoiser", type=Path, required=True, help="its folder")
+    parser.add_argument(
+        "--decoder", action="append", required=True, metavar="AVATAR=FOLDER", type=_identity,
+        help="an identity's name and the folder of its decoder; once for each, the default first",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--name", default="avatar", help="of the model")
-    parser.add_argument("--avatar", default="male1", help="name of the identity")
+
+
+def _identity(text: str) -> tuple[str, Path]:
+    name, separator, folder = text.partition("=")
+    if not (name and separator and folder):
+        raise argparse.ArgumentTypeError(f"must be AVATAR=FOLDER, got {text!r}")
+    return name, Path(folder)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     scale = trained["model"]["condition_embedder.frame_embedder.control_scale"]
     denoiser = CausalDenoiser(avatar_denoiser_config(len(scale), len(SpeechState)))
     denoiser.load_state_dict(trained["model"])
-    _, decoder = load_parts(args.autoencoder)
+    mel, lips = MelConfig(), LipConfig()
+    avatars = tuple(name for name, _ in args.decoder)
     config = AvatarConfig(
         name=args.name,
         latent_space=LATENT_SPACE,
@@ -63,9 +76,17 @@ def run(args: argparse.Namespace) -> int:
         decoder=UnitConvConfig(),
         latent_mean=tuple(trained["latent_mean"].flatten().tolist()),
         latent_std=tuple(trained["latent_std"].flatten().tolist()),
-        mel=MelConfig(),
-        avatars=(args.avatar,),
+        mel=mel,
+        lips=lips,
+        avatars=avatars,
     )
-    save_avatar_model(args.out, config, denoiser, decoder, {args.avatar: trained["reference"]})
-    shutil.copy(args.autoencoder / "encoder.safetensors", args.out / "encoder.safetensors")
+    save_avatar_model(
+        args.out,
+        config,
+        load_lips(args.lips / "lips.safetensors", lips),
+        denoiser,
+        {name: load_decoder_part(folder) for name, folder in args.decoder},
+        {avatar: trained["reference"].clone() for avatar in avatars},
+    )
+    shutil.copyfile(args.autoencoder / "encoder.safetensors", args.out / "encoder.safetensors")
     return 0

@@ -100,16 +100,24 @@ class LatentRenderer(nn.Module):
 
 def load_parts(directory: Path) -> tuple[UnitEncoder, UnitDecoder]:
     """The autoencoder that `rtgen train autoencoder` wrote, in fp32 for use."""
-    config = UnitConvConfig()
-    encoder, decoder = UnitEncoder(config), UnitDecoder(config)
-    for name, part in (("encoder", encoder), ("decoder", decoder)):
-        path = directory / f"{name}.safetensors"
-        if not path.exists():
-            raise CheckpointError(f"{path} is missing; run `rtgen train autoencoder` first")
-        part.load_state_dict({k: v.float() for k, v in load_file(path).items()})
-        part.requires_grad_(False).eval()
-        part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return encoder, decoder
+    encoder = UnitEncoder(UnitConvConfig())
+    _load_part(encoder, directory / "encoder.safetensors")
+    return encoder, load_decoder_part(directory)
+
+
+def load_decoder_part(directory: Path) -> UnitDecoder:
+    """The decoder that `rtgen train autoencoder` or `decoder` wrote, in fp32 for use."""
+    decoder = UnitDecoder(UnitConvConfig())
+    _load_part(decoder, directory / "decoder.safetensors")
+    return decoder
+
+
+def _load_part(part: nn.Module, path: Path) -> None:
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing; run `rtgen train autoencoder` first")
+    part.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+    part.requires_grad_(False).eval()
+    part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,39 +16,52 @@ from pipelines.train.tracks import Track
 from pipelines.train.visemes import FACE_UNITS
 from pipelines.video_io import VideoWriter
 
+__all__ = ["SHEET_COLUMNS", "ClipWriter", "contact_sheet", "sheet_frames"]
+
 Frames = npt.NDArray[np.uint8]
 
+SHEET_COLUMNS = 8
 _TILE = 192
 _WAVE = 40
-_COLUMNS = 8
 _OUTPUT_RATE = 48000
 
 
-def contact_sheet(frames: Frames, track: Track, path: Path, rows: int = 5) -> None:
-    """Saves frames in order of time, each over 160 ms of its sound, with what was asked for.
+def sheet_frames(track: Track, num_frames: int, rows: int = 5) -> list[int]:
+    """Which frames a sheet shows.
 
-    Half of the rows are consecutive frames from the first speech on, the others spread over the
-    whole clip.
+    Half of the rows are every other frame from the first speech on, the others are spread over
+    the first `num_frames` of the track.
+    """
+    jaw = track.face.weights[:num_frames, FACE_UNITS.index("jawOpen")]
+    start = int(np.argmax(jaw > 0.15))
+    near = np.minimum(start + 2 * np.arange(rows // 2 * SHEET_COLUMNS), num_frames - 1)
+    spread = np.linspace(0, num_frames - 1, (rows - rows // 2) * SHEET_COLUMNS).astype(int)
+    return [int(frame) for frame in (*near, *spread)]
+
+
+def contact_sheet(
+    pictures: Sequence[tuple[int, Frames]], track: Track, path: Path, rows: int
+) -> None:
+    """Saves pictures, each over 160 ms of its sound, with what was asked for.
 
     Args:
-        frames: uint8 [F, H, W, 3].
+        pictures: pairs of a frame's index and uint8 [H, W, 3], all of one size.
         track: what the frames were made for.
         path: of the PNG file.
-        rows: of `_COLUMNS` pictures.
+        rows: of `SHEET_COLUMNS` pictures.
     """
     jaw = track.face.weights[:, FACE_UNITS.index("jawOpen")]
-    start = int(np.argmax(jaw[: len(frames)] > 0.15))
-    dense = min(start, len(frames) - 1) + 2 * np.arange(rows // 2 * _COLUMNS)
-    spread = np.linspace(0, len(frames) - 1, (rows - rows // 2) * _COLUMNS).astype(int)
-    index = np.concatenate([np.minimum(dense, len(frames) - 1), spread])
-    sheet = Image.new("RGB", (_COLUMNS * _TILE, rows * (_TILE + _WAVE)), "white")
+    height, width = pictures[0][1].shape[:2]
+    tall = _TILE * height // width
+    size = SHEET_COLUMNS * _TILE, rows * (tall + _WAVE)
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
-    for place, frame in enumerate(index):
-        x, y = place % _COLUMNS * _TILE, place // _COLUMNS * (_TILE + _WAVE)
-        sheet.paste(Image.fromarray(frames[frame]).resize((_TILE, _TILE)), (x, y))
+    for place, (frame, picture) in enumerate(pictures):
+        x, y = place % SHEET_COLUMNS * _TILE, place // SHEET_COLUMNS * (tall + _WAVE)
+        sheet.paste(Image.fromarray(picture).resize((_TILE, tall)), (x, y))
         state = STATES[int(track.face.state[frame])]
         draw.text((x + 4, y + 3), f"{frame / FPS:.2f} s {state} {jaw[frame]:.2f}", fill="yellow")
-        _waveform(draw, track, frame, x, y + _TILE)
+        _waveform(draw, track, frame, x, y + tall)
     sheet.save(path)
 
 
@@ -64,14 +78,33 @@ def _waveform(draw: ImageDraw.ImageDraw, track: Track, frame: int, x: int, y: in
         draw.line((x + column, middle - height / 2, x + column, middle + height / 2), fill=colour)
 
 
-def save_clip(frames: Frames, track: Track, path: Path) -> None:
-    """Saves frames with the track's sound as MP4; an existing file is replaced."""
-    count, height, width = frames.shape[:3]
-    sound = resample_poly(track.audio, _OUTPUT_RATE // SAMPLE_RATE, 1)
-    pcm = np.round(np.clip(sound, -1, 1) * 32767).astype(np.int16)
-    per_frame = _OUTPUT_RATE // FPS
-    with VideoWriter(path, width=width, height=height, fps=FPS) as writer:
-        for first in range(0, count, FPS):
-            part = frames[first : first + FPS]
-            writer.write(part, pcm[first * per_frame : (first + len(part)) * per_frame])
-        writer.finish()
+class ClipWriter:
+    """Writes frames with the track's sound as MP4, part by part; replaces an existing file.
+
+    Args:
+        path: of the file.
+        width: pixels.
+        height: pixels.
+        track: whose sound it is.
+    """
+
+    def __init__(self, path: Path, width: int, height: int, track: Track) -> None:
+        sound = resample_poly(track.audio, _OUTPUT_RATE // SAMPLE_RATE, 1)
+        self._pcm = np.round(np.clip(sound, -1, 1) * 32767).astype(np.int16)
+        self._writer = VideoWriter(path, width=width, height=height, fps=FPS)
+        self._frames = 0
+
+    def write(self, frames: Frames) -> None:
+        """Adds frames uint8 [F, H, W, 3], those that follow."""
+        step = _OUTPUT_RATE // FPS
+        part = slice(self._frames * step, (self._frames + len(frames)) * step)
+        self._writer.write(frames, self._pcm[part])
+        self._frames += len(frames)
+
+    def finish(self) -> None:
+        """Closes the file, which has its name from now on."""
+        self._writer.finish()
+
+    def discard(self) -> None:
+        """Removes what was written, unless it is finished."""
+        self._writer.discard()

@@ -33,6 +33,7 @@ __all__ = [
     "TEST_VOICES",
     "TRAIN_VOICES",
     "Speech",
+    "has_pitch",
     "is_available",
     "sample_voice",
     "synthesize",
@@ -49,24 +50,49 @@ TRAIN_VOICES: dict[str, float] = {
             "espeak:en-us", "espeak:en", "espeak:en-us+m1", "espeak:en-us+m2", "espeak:en-us+m3",
             "espeak:en-us+m5", "espeak:en-us+m7", "espeak:en+m4", "espeak:en-us+f1",
             "espeak:en-us+f2", "espeak:en-us+f3", "espeak:en-us+f4", "espeak:en-us+f5",
-            "espeak:en+f2",
+            "espeak:en+f2", "espeak:en-us+Andy", "espeak:en-us+linda", "espeak:en-us+steph",
+            "espeak:en+david", "espeak:en-us+klatt2", "espeak:en-us+klatt4",
         ),
-        0.70 / 14,
+        0.44 / 20,
     ),
-    "flite:rms": 0.11,
-    "flite:slt": 0.08,
-    "festival:slt": 0.06,
-    "festival:kal": 0.05,
+    "flite:rms": 0.07,
+    "flite:slt": 0.07,
+    "festival:slt": 0.04,
+    "festival:kal": 0.03,
+    "festival:ked": 0.06,
+    "festival:ona": 0.07,
+    "festival:lp": 0.05,
+    "festival:pc": 0.05,
+    "festival:lj": 0.03,
+    "festival:mv": 0.03,
+    "festival:dita": 0.03,
+    "festival:machac": 0.03,
 }  # fmt: skip
+"""The recorded voices of other languages read English letters their own way: the phones are what
+was said, so for lips they are speech like any other, of speakers that English offers too few of."""
 TEST_VOICES: dict[str, float] = {"espeak:en-us+m6": 0.5, "flite:awb": 0.5}
-
 _LABEL_SHIFT_S = {
-    "espeak": 0.0, "festival:slt": 0.036, "festival:kal": 0.024, "flite:rms": 0.032,
+    "espeak": 0.0, "festival:slt": 0.036, "festival:kal": 0.024, "festival:ked": 0.020,
+    "festival:ona": 0.010, "festival:lp": 0.010, "festival:pc": 0.010, "festival:lj": 0.030,
+    "festival:mv": 0.020, "festival:dita": 0.015, "festival:machac": 0.015, "flite:rms": 0.032,
     "flite:slt": 0.038, "flite:awb": 0.019,
 }  # fmt: skip
-_FESTIVAL_VOICES = {"slt": "voice_cmu_us_slt_arctic_hts", "kal": "voice_kal_diphone"}
+# Voice -> its command and the alphabet of its phones.
+_FESTIVAL_VOICES = {
+    "slt": ("voice_cmu_us_slt_arctic_hts", "arpabet"),
+    "kal": ("voice_kal_diphone", "arpabet"),
+    "ked": ("voice_ked_diphone", "arpabet"),
+    "ona": ("voice_upc_ca_ona_hts", "sampa"),
+    "lp": ("voice_lp_diphone", "sampa"),
+    "pc": ("voice_pc_diphone", "sampa"),
+    "lj": ("voice_suo_fi_lj_diphone", "sampa"),
+    "mv": ("voice_hy_fi_mv_diphone", "sampa"),
+    "dita": ("voice_czech_dita", "sampa"),
+    "machac": ("voice_czech_machac", "sampa"),
+}
+_STEERED = ("kal", "ked")  # festival voices with a rate and a pitch of their own
 _FLITE_PITCH_HZ = {"rms": 95.0, "slt": 175.0, "awb": 115.0, "kal": 100.0}
-_INSTALL = "install libespeak-ng1, espeak-ng-data, festival with its slt and kal voices, flite"
+_INSTALL = "`make system-packages` installs what the voices need"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +117,12 @@ def sample_voice(rng: np.random.Generator, *, held_out: bool) -> str:
     return list(voices)[rng.choice(len(voices), p=shares / shares.sum())]
 
 
+def has_pitch(voice: str) -> bool:
+    """Tells whether `synthesize` can change a voice's pitch apart from its rate."""
+    program, _, variant = voice.partition(":")
+    return program != "festival" or variant in _STEERED
+
+
 def is_available(program: str) -> bool:
     """Tells whether a synthesizer ("espeak", "festival" or "flite") can be used on this host."""
     if program == "espeak":
@@ -109,8 +141,9 @@ def synthesize(text: str, voice: str, *, rate: float = 1.0, pitch: float = 1.0) 
         text: one or a few English sentences.
         voice: "program:variant" as in `TRAIN_VOICES` and `TEST_VOICES`.
         rate: speed against the voice's own, 0.6..1.6.
-        pitch: pitch against the voice's own, 0.6..1.6. festival:slt has no pitch control; there
-            rate and pitch change together through resampling and `pitch` must stay 1.
+        pitch: pitch against the voice's own, 0.6..1.6. Of festival's voices only `kal` and `ked`
+            have a pitch control; for the others rate and pitch change together through
+            resampling and `pitch` must stay 1 (`has_pitch`).
 
     Raises:
         BackendUnavailable: the program or its voice is missing.
@@ -124,7 +157,7 @@ def synthesize(text: str, voice: str, *, rate: float = 1.0, pitch: float = 1.0) 
         alphabet = "ipa"
     elif program == "festival" and variant in _FESTIVAL_VOICES:
         samples, sample_rate, segments = _festival(text, variant, rate, pitch)
-        alphabet = "arpabet"
+        alphabet = _FESTIVAL_VOICES[variant][1]
     elif program == "flite" and variant in _FLITE_PITCH_HZ:
         samples, sample_rate, segments = _flite(text, variant, rate, pitch)
         alphabet = "arpabet"
@@ -199,19 +232,20 @@ def _ends_to_segments(lines: Sequence[tuple[float, str]], scale: float) -> list[
 def _festival(
     text: str, variant: str, rate: float, pitch: float
 ) -> tuple[npt.NDArray[np.float64], int, list[Segment]]:
-    """Runs festival; speed by duration for the diphone voice, by resampling for the HTS voice."""
-    if pitch != 1.0 and variant == "slt":
-        raise ConfigError(f"festival:slt has no pitch control; pitch must be 1, got {pitch}")
+    """Runs festival; speed by duration for the steered voices, by resampling for the others."""
+    is_steered = variant in _STEERED
+    if pitch != 1.0 and not is_steered:
+        raise ConfigError(f"festival:{variant} has no pitch control; pitch must be 1, got {pitch}")
     with tempfile.TemporaryDirectory() as folder:
         script, sound, phones = (Path(folder) / n for n in ("say.scm", "say.wav", "say.seg"))
         quoted = text.replace("\\", " ").replace('"', " ")
-        stretch = 1.0 if variant == "slt" else 1.0 / rate
+        stretch = 1.0 / rate if is_steered else 1.0
         script.write_text(
-            f"({_FESTIVAL_VOICES[variant]})\n(Parameter.set 'Duration_Stretch {stretch:.3f})\n"
+            f"({_FESTIVAL_VOICES[variant][0]})\n(Parameter.set 'Duration_Stretch {stretch:.3f})\n"
             + (
                 f"(set! int_lr_params '((target_f0_mean {105 * pitch:.0f}) (target_f0_std 14) "
                 "(model_f0_mean 170) (model_f0_std 34)))\n"
-                if variant == "kal"
+                if is_steered
                 else ""
             )
             + f'(set! spoken (utt.synth (Utterance Text "{quoted}")))\n'
@@ -221,7 +255,7 @@ def _festival(
         samples, sample_rate = _read_wave(sound, "festival")
         rows = [line.split() for line in phones.read_text().splitlines()]
     lines = [(float(row[0]), row[2]) for row in rows if len(row) == 3]
-    if variant == "kal":
+    if is_steered:
         return samples, sample_rate, _ends_to_segments(lines, 1.0)
     # Played faster or slower: 100 Hz steps keep the resampling ratio small.
     played_rate = round(sample_rate * rate / 100) * 100

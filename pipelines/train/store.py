@@ -50,6 +50,18 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
         return dict(file)
 
 
+def track_files(directory: Path, split: str) -> list[Path]:
+    """The label tracks of "train" or "test", in the order of names.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    paths = sorted(directory.glob(f"tracks/{split}_*.npz"))
+    if not paths:
+        raise CheckpointError(f"no {split} tracks under {directory}; run `rtgen train data` first")
+    return paths
+
+
 def load_clips(directory: Path) -> list[Clip]:
     """Every rendered file, in the order of names.
 

@@ -28,7 +28,7 @@ from pipelines.motion import (
 )
 from pipelines.speech_energy import SpeechEnergy
 from pipelines.train.augment import NON_SPEECH, warp_vocal_tract
-from pipelines.train.speech import SAMPLE_RATE, sample_voice, synthesize
+from pipelines.train.speech import SAMPLE_RATE, has_pitch, sample_voice, synthesize
 from pipelines.train.texts import sample_text
 from pipelines.train.visemes import VISEMES, FaceTrack, Segment, mouth_weights, viseme_segments
 from rtgen.errors import ConfigError
@@ -131,7 +131,7 @@ class _Script:
         """Adds one utterance, cut short in a fifth of the cases; returns its end."""
         text = sample_text(rng, held_out=held_out)
         warp = rng.uniform(0.9, 1.12) if not held_out else 1.0
-        pitch = 1.0 if voice == "festival:slt" else float(rng.uniform(0.85, 1.2))
+        pitch = float(rng.uniform(0.85, 1.2)) if has_pitch(voice) else 1.0
         speech = synthesize(text, voice, rate=float(rng.uniform(0.82, 1.2)), pitch=pitch)
         speech = warp_vocal_tract(speech, warp)
         samples = speech.samples.astype(np.float64) * 10.0 ** rng.uniform(-0.35, 0.1)

@@ -1,8 +1,12 @@
-"""Label tracks as the denoiser sees them: latents, audio tokens, state and control per unit."""
+"""Label tracks as the denoiser sees them: latents, state and controls, unit by unit.
+
+The mouth is a control like the others, so what a unit looks like follows from its controls, and
+latents are drawn from labels when a batch asks for them. The mouth of a batch is varied on the
+way: live lips come from `LipNet`, which is now and then weaker and smoother than the labels are.
+"""
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,38 +15,66 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipelines.audio import MelConfig, tokens_of_track
 from pipelines.motion import FRAMES_PER_UNIT, STATES
-from pipelines.train.augment import augment
 from pipelines.train.latent_renderer import LatentRenderer
-from pipelines.train.store import face_of, read_npz
-from pipelines.train.visemes import FACE_UNITS, FaceTrack
-from rtgen.errors import CheckpointError
+from pipelines.train.store import face_of, read_npz, track_files
+from pipelines.train.visemes import FACE_UNITS, FaceTrack, mouth_of, weights_of_mouth
 
 _MOUTH_PREFIXES = ("jaw", "mouth", "tongue")
 _EYE_PREFIXES = ("eye", "brow")
+_GAIN = (0.7, 1.15)  # strength of a varied mouth
+_SMOOTH = 0.7  # largest share of its three-frame mean in a varied mouth
+_SHIVER = 0.015  # standard deviation of noise on it
+
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTrack:
-    """A label track as the denoiser sees it; U units.
+    """A label track of U units, four frames each.
 
     Attributes:
-        latents: fp16 [U, C, h, w], normalised.
-        audio: fp16 [V, U, A, audio_dim], one variant of the sound each.
+        mouth: fp32 [4 * U, M] over `MOUTH_NAMES`.
+        controls: fp32 [4 * U, K] over `CONTROL_NAMES`.
         state: int64 [U].
-        control: fp32 [U, 4 * K].
+    """
+
+    mouth: FloatArray
+    controls: FloatArray
+    state: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    @classmethod
+    def of(cls, face: FaceTrack) -> UnitTrack:
+        """The track of labels whose length is a whole number of units."""
+        return cls(mouth_of(face), face.controls, face.state[::FRAMES_PER_UNIT].astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRun:
+    """Consecutive units of B tracks.
+
+    Attributes:
+        latents: fp32 [B, U, C, h, w], normalised.
+        state: int64 [B, U].
+        control: fp32 [B, U, 4 * (K + M)].
     """
 
     latents: Tensor
-    audio: Tensor
     state: Tensor
     control: Tensor
 
-    def cut(self, start: int, units: int, variant: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Latents, audio, state and control of a run of units."""
-        part = slice(start, start + units)
-        return self.latents[part], self.audio[variant, part], self.state[part], self.control[part]
+
+def vary_mouth(mouth: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """A mouth [F, M] weaker or stronger, smoother and less steady than it came."""
+    padded = np.pad(mouth, ((1, 1), (0, 0)), mode="edge")
+    mean = (padded[:-2] + padded[1:-1] + padded[2:]) / 3
+    share = np.float32(rng.uniform(0.0, _SMOOTH))
+    varied = (mouth + share * (mean - mouth)) * np.float32(rng.uniform(*_GAIN))
+    varied += np.float32(_SHIVER) * rng.standard_normal(mouth.shape).astype(np.float32)
+    return np.clip(varied, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,7 @@ class UnitTracks:
     """All tracks, and what they have in common.
 
     Attributes:
+        renderer: labels to raw latents.
         train: tracks to train on.
         test: tracks of held-out voices and sentences.
         latent_mean: [C, 1, 1] of the raw latents of the training tracks.
@@ -60,6 +93,7 @@ class UnitTracks:
         eye_labels: indices of the eyes' labels.
     """
 
+    renderer: LatentRenderer
     train: list[UnitTrack]
     test: list[UnitTrack]
     latent_mean: Tensor
@@ -71,21 +105,57 @@ class UnitTracks:
 
     @property
     def control_std(self) -> Tensor:
-        """Standard deviation of each control number over the training tracks, [4 * K]."""
-        frames = torch.cat([track.control for track in self.train])
-        names = frames.unflatten(1, (FRAMES_PER_UNIT, -1))  # type: ignore[no-untyped-call]
-        std: Tensor = names.std((0, 1)).clamp_min(1e-3).repeat(FRAMES_PER_UNIT)
-        return std
+        """Standard deviation of each control number over the training tracks, [4 * (K + M)]."""
+        frames = [np.concatenate([t.controls, t.mouth], 1) for t in self.train]
+        std = torch.from_numpy(np.concatenate(frames)).std(0).clamp_min(1e-3)
+        return std.repeat(FRAMES_PER_UNIT)
 
     @property
     def control_dim(self) -> int:
         """Control numbers per unit."""
-        return self.train[0].control.shape[1]
+        track = self.train[0]
+        return FRAMES_PER_UNIT * (track.controls.shape[1] + track.mouth.shape[1])
 
     @property
     def num_states(self) -> int:
         """Size of the state vocabulary."""
         return len(STATES)
+
+    @torch.no_grad()
+    def sample(
+        self, rng: np.random.Generator, size: int, units: int, *, held_out: bool = False
+    ) -> UnitRun:
+        """Random runs of random tracks; the mouths of half of the training runs are varied.
+
+        Args:
+            rng: drawn from.
+            size: B.
+            units: U.
+            held_out: from the test tracks, as they are.
+        """
+        tracks = self.test if held_out else self.train
+        labels, states, controls = [], [], []
+        for _ in range(size):
+            track = tracks[rng.integers(len(tracks))]
+            first = int(rng.integers(len(track) - units + 1))
+            part = slice(FRAMES_PER_UNIT * first, FRAMES_PER_UNIT * (first + units))
+            mouth, motion = track.mouth[part], track.controls[part]
+            if not held_out and rng.random() < 0.5:
+                mouth = vary_mouth(mouth, rng)
+            state = track.state[first : first + units]
+            face = FaceTrack.from_parts(
+                weights_of_mouth(mouth), motion, np.repeat(state, FRAMES_PER_UNIT)
+            )
+            labels.append(face.labels())
+            states.append(state)
+            controls.append(np.concatenate([motion, mouth], 1).reshape(units, -1))
+        raw = _units(np.concatenate(labels), self.renderer)
+        latents = (raw - self.latent_mean) / self.latent_std
+        return UnitRun(
+            latents.unflatten(0, (size, units)),  # type: ignore[no-untyped-call]
+            torch.from_numpy(np.stack(states)),
+            torch.from_numpy(np.stack(controls)),
+        )
 
 
 def label_indices(prefixes: tuple[str, ...]) -> Tensor:
@@ -93,32 +163,27 @@ def label_indices(prefixes: tuple[str, ...]) -> Tensor:
     return torch.tensor([i for i, name in enumerate(FACE_UNITS) if name.startswith(prefixes)])
 
 
-def _units(labels: npt.NDArray[np.float32], renderer: LatentRenderer) -> Tensor:
+def _units(labels: FloatArray, renderer: LatentRenderer) -> Tensor:
     """Raw latents [U, C, h, w] of labels [F, L], four frames to a unit."""
     frames = renderer(torch.from_numpy(labels))
     return frames.unflatten(0, (-1, FRAMES_PER_UNIT)).flatten(1, 2)
 
 
-def load_unit_tracks(
-    directory: Path, renderer: LatentRenderer, *, variants: int, seed: int
-) -> UnitTracks:
+def load_unit_tracks(directory: Path, renderer: LatentRenderer) -> UnitTracks:
     """Reads the tracks and prepares what training samples from.
 
     Args:
         directory: folder made by `rtgen train data`.
         renderer: labels to latents.
-        variants: copies of each sound; the first is as recorded, the others are augmented.
-        seed: of the augmentation.
 
     Raises:
         CheckpointError: there are no tracks.
     """
-    paths = sorted(directory.glob("tracks/*.npz"))
-    if not paths:
-        raise CheckpointError(f"no tracks under {directory}; run `rtgen train data` first")
-    faces = {path: face_of(read_npz(path)) for path in paths}
-    train = [path for path in paths if path.name.startswith("train")]
-    sample = np.concatenate([faces[path].labels()[::8] for path in train])
+    train, test = (
+        [face_of(read_npz(path)) for path in track_files(directory, split)]
+        for split in ("train", "test")
+    )
+    sample = np.concatenate([face.labels()[::8] for face in train])
     raw = _units(sample[: len(sample) // 4 * 4], renderer)
     mean = raw.mean((0, 2, 3), keepdim=True)[0]
     std = raw.std((0, 2, 3), keepdim=True)[0]
@@ -126,41 +191,15 @@ def load_unit_tracks(
     per_frame = -1, raw.shape[1] // FRAMES_PER_UNIT, 1, 1
     mean = mean.view(per_frame).mean(0).repeat(FRAMES_PER_UNIT, 1, 1)
     std = std.view(per_frame).square().mean(0).sqrt().repeat(FRAMES_PER_UNIT, 1, 1)
-    tracks = {
-        path: _unit_track(path, faces[path], renderer, mean, std, variants, seed) for path in paths
-    }
     rest = torch.from_numpy(np.median(sample, 0)).repeat(FRAMES_PER_UNIT, 1)
     return UnitTracks(
-        train=[tracks[path] for path in train],
-        test=[tracks[path] for path in paths if path not in set(train)],
+        renderer=renderer,
+        train=[UnitTrack.of(face) for face in train],
+        test=[UnitTrack.of(face) for face in test],
         latent_mean=mean,
         latent_std=std,
         reference=((renderer(rest).flatten(0, 1) - mean) / std),
         label_sample=torch.from_numpy(sample[:: max(1, len(sample) // 2000)]),
         mouth_labels=label_indices(_MOUTH_PREFIXES),
         eye_labels=label_indices(_EYE_PREFIXES),
-    )
-
-
-def _unit_track(
-    path: Path,
-    face: FaceTrack,
-    renderer: LatentRenderer,
-    mean: Tensor,
-    std: Tensor,
-    variants: int,
-    seed: int,
-) -> UnitTrack:
-    recorded = read_npz(path)["audio"].astype(np.float32) / np.float32(32768)
-    rng = np.random.default_rng((seed, zlib.crc32(path.name.encode())))
-    config = MelConfig()
-    sounds = [recorded]
-    sounds += [augment(recorded, rng) for _ in range(variants - 1)]
-    tokens = np.stack([tokens_of_track(sound, config) for sound in sounds])
-    units = len(face) // FRAMES_PER_UNIT
-    return UnitTrack(
-        latents=((_units(face.labels(), renderer) - mean) / std).half(),
-        audio=torch.from_numpy(tokens).half(),
-        state=torch.from_numpy(face.state[::FRAMES_PER_UNIT].astype(np.int64)),
-        control=torch.from_numpy(face.controls.reshape(units, -1)),
     )

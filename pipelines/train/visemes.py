@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.lips import MOUTH_NAMES
 from pipelines.motion import CONTROL_NAMES, EXPRESSION_UNITS, FPS, controls_to_weights
 from rtgen.errors import ConfigError, ShapeError
 
@@ -28,7 +29,11 @@ __all__ = [
     "FaceTrack",
     "Segment",
     "face_weights",
+    "mouth_of",
     "mouth_weights",
+    "touching",
+    "viseme_mouth",
+    "weights_of_mouth",
     "viseme_segments",
 ]
 
@@ -99,6 +104,7 @@ def _shape_table() -> npt.NDArray[np.float64]:
 
 
 _TABLE = _shape_table()
+_MOUTH_UNITS = tuple(tuple(FACE_UNITS.index(unit) for unit in _sides(name)) for name in MOUTH_NAMES)
 
 # One character of the International Phonetic Alphabet each.
 _IPA_GROUPS = {
@@ -111,10 +117,24 @@ _ARPABET_GROUPS = {
     "RR": "r er axr", "aa": "aa ae ah", "E": "eh ih", "I": "iy y", "O": "ao", "U": "uw uh w",
     "@": "ax", "aa E": "ay", "aa U": "aw", "E E": "ey", "O U": "ow", "O E": "oy", "DD CH": "ch jh",
 }  # fmt: skip
+# Phones of festival's Catalan, Czech, Finnish and Italian voices; their trilled r leaves the lips
+# alone. A trailing 1 marks stress, a colon length.
+_SAMPA_GROUPS = {
+    SILENCE: "# _ pau", "PP": "p b m", "FF": "f v nf", "TH": "T D",
+    "DD": "t d n l J L N r rr n~ t~ d~", "kk": "k g h ch ng n*", "CH": "S Z s~ z~ r~ r~*",
+    "SS": "s z", "DD CH": "tS dZ c~ dz~", "DD SS": "ts dz c", "aa": "a @", "E": "e E", "I": "i j",
+    "O": "o O 7", "U": "u w y", "@": "ax &",
+}  # fmt: skip
 ALPHABETS: dict[str, dict[str, tuple[str, ...]]] = {
     "ipa": {phone: (v,) for v, phones in _IPA_GROUPS.items() for phone in phones},
     "arpabet": {
         phone: tuple(v.split()) for v, phones in _ARPABET_GROUPS.items() for phone in phones.split()
+    },
+    "sampa": {
+        phone + mark: tuple(v.split())
+        for v, phones in _SAMPA_GROUPS.items()
+        for phone in phones.split()
+        for mark in ("", "1", ":")
     },
 }
 """Phone -> its visemes in order: two for a diphthong or an affricate, which share its time."""
@@ -223,6 +243,43 @@ def face_weights(mouth: npt.ArrayLike, controls: npt.ArrayLike) -> Array:
     columns = [FACE_UNITS.index(name) for name in EXPRESSION_UNITS]
     weights[:, columns] += expression
     return np.clip(weights, 0.0, 1.0)
+
+
+def weights_of_mouth(mouth: npt.ArrayLike) -> Array:
+    """Returns mouth controls [F, K] over `MOUTH_NAMES` as weights [F, U] over `FACE_UNITS`."""
+    controls = np.asarray(mouth, dtype=np.float32)
+    weights = np.zeros((len(controls), len(FACE_UNITS)), np.float32)
+    for column, units in enumerate(_MOUTH_UNITS):
+        weights[:, units] = controls[:, column, None]
+    return weights
+
+
+def viseme_mouth(viseme: str) -> Array:
+    """Returns the mouth [K] over `MOUTH_NAMES` of a viseme held on its own."""
+    row = _TABLE[VISEMES.index(viseme)] * MOUTH_GAIN
+    return np.array([row[units[0]] for units in _MOUTH_UNITS], np.float32).clip(0.0, 1.0)
+
+
+def mouth_of(face: FaceTrack) -> Array:
+    """Returns what speech alone does to the mouth, [F, K] over `MOUTH_NAMES` in 0..1."""
+    speech = face.weights - face_weights(np.zeros_like(face.weights), face.controls)
+    return np.stack([speech[:, units[0]] for units in _MOUTH_UNITS], 1).clip(0.0, 1.0)
+
+
+def touching(segments: Sequence[Segment], num_frames: int) -> Array:
+    """Returns [F], 1 for frames in which p, b or m hold the lips together, else 0.
+
+    Args:
+        segments: (start_s, end_s, viseme), as for `mouth_weights`.
+        num_frames: F at 25 fps.
+    """
+    time = (np.arange(num_frames) + 0.5) / FPS + LEAD_S
+    shut = np.zeros(num_frames, np.float32)
+    for start, end, viseme in segments:
+        if viseme == "PP":
+            reach = max(0.35 * (end - start), 0.5 / FPS + 0.002)
+            shut[np.abs(time - (start + end) / 2) <= reach] = 1.0
+    return shut
 
 
 @dataclass(slots=True, kw_only=True)

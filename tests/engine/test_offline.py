@@ -58,19 +58,19 @@ def test_a_render_has_all_the_sound_and_as_much_picture() -> None:
 
 def test_a_render_equals_the_stream_stepped_by_hand() -> None:
     pipeline, pcm = toy_pipeline(), tone(0.8)
-    conditioner = AvatarConditioner(pipeline.config, OFFLINE.seed)
+    conditioner = AvatarConditioner(pipeline.config, pipeline.lips, OFFLINE.seed)
     session = pipeline.open(OFFLINE)
     padded = np.concatenate([np.zeros(FILTER_REACH, np.int16), pcm, silence(1.0)])
     heard = decimate(padded, 3)
     frames = []
     for n in range(5):
-        audio = heard[2560 * n : 2560 * n + 3200]
+        audio = heard[2560 * n : 2560 * n + 4480]
         unit = UnitInput(audio=audio, state=SpeechState.SPEAKING)
         x0 = session.stream.step(conditioner.step(unit))
         raw = x0[0] * torch.tensor(pipeline.config.latent_std).view(-1, 1, 1)
         raw = raw + torch.tensor(pipeline.config.latent_mean).view(-1, 1, 1)
         with torch.inference_mode():
-            pixels = pipeline.decoder.network(raw[None, None])[0]
+            pixels = pipeline.decoder(None).network(raw[None, None])[0]
         frames.append(pixels.clamp(-1, 1).permute(0, 2, 3, 1) * 127.5 + 127.5)
     truth = torch.cat(frames).numpy()
     made = pictures(rendered(pcm)).astype(float)
@@ -137,7 +137,7 @@ def test_merged_clean_passes_give_the_same_face() -> None:
 def test_nothing_is_made_before_a_unit_and_its_look_ahead_are_there() -> None:
     with Engine(toy_pipeline(), lanes=inline_lanes()) as engine:
         session = opened(engine, OFFLINE)
-        need = 7_680 + 1_920 + 96  # unit, look-ahead, reach of the decimating filter
+        need = 7_680 + 5_760 + 96  # unit, look-ahead, reach of the decimating filter
         session.push_audio(tone(1.0)[: need - 1], 48_000)
         with pytest.raises(TimeoutError, match="push sound"):
             session.next_unit()
