@@ -1,217 +1,212 @@
 """Measures the avatar against exact labels (`rtgen eval avatar`).
 
-A held-out dialogue (voices and sentences never trained on) is animated once as labels and once by
-the model; the probe reads the model's pixels back. What is asked for and what is seen can then be
-compared frame by frame: lips, closures, lag, blinks, head, stillness in silence, drift.
+Held-out dialogues (voices and sentences never trained on) and a few scenes without speech are
+shown twice: by the model, and by their exact labels through the same decoder. The probe reads
+both, and every row of the table compares them. Streams are looked at unit by unit and kept as a
+few numbers a frame (`pipelines.evaluation.log`), so ten minutes need no more memory than one.
+
+The run is made of parts; each is kept under `parts/` and skipped when it is there already.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-from collections.abc import Iterator
+import logging
+import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import torch
 
 from pipelines.avatar import AvatarPipeline
-from pipelines.motion import FPS, FRAMES_PER_UNIT, STATES
-from pipelines.probe import FaceProbe, correlation, lag_ms
-from pipelines.train.sheets import contact_sheet, save_clip
-from pipelines.train.store import Clip, load_clips
-from pipelines.train.tracks import Track, make_track
-from pipelines.train.visemes import FACE_UNITS, LEAD_S
-from rtgen.engine.contract import UnitInput
-from rtgen.sampling.stream import run_passes
-from rtgen.types import EVENTS, SessionSpec, SpeechState
+from pipelines.avatar_model import (
+    AVATARS_FILE,
+    CONFIG_FILE,
+    DENOISER_FILE,
+    LIPS_FILE,
+    decoder_file,
+    load_config,
+    load_decoder,
+)
+from pipelines.evaluation.parts import Stage, digest
+from pipelines.evaluation.probe_fit import STEPS, fit, gather, report
+from pipelines.evaluation.regressor import (
+    MouthRegressor,
+    load_regressor,
+    save_regressor,
+    train_regressor,
+)
+from pipelines.evaluation.scenes import (
+    Plan,
+    event_scenes,
+    quiet_scenes,
+    speech_scenes,
+    variant_scenes,
+)
+from pipelines.evaluation.table import Row, rows_of, text_of
+from pipelines.probe import FaceProbe
+from pipelines.train.latent_renderer import LatentRenderer, load_renderer
+from rtgen.errors import CheckpointError, ConfigError
 
-Frames = npt.NDArray[np.uint8]
-FloatArray = npt.NDArray[np.float32]
+__all__ = ["add_arguments", "run"]
 
-PROBED = ("jaw", "pucker", "press", "blink", "smile", "yaw", "pitch", "roll")
-_UNITS = {
-    "jaw": "jawOpen",
-    "pucker": "mouthPucker",
-    "press": "mouthPressLeft",
-    "blink": "eyeBlinkLeft",
-    "smile": "mouthSmileLeft",
-}
-BLINK = 0.5  # lid closure that counts as shut
-CLOSED = 0.2  # share of the utterance's wide opening below which lips count as closed
+logger = logging.getLogger(__name__)
 
-
-def probed_labels(weights: FloatArray, pose: FloatArray) -> dict[str, FloatArray]:
-    """What the probe should see, by name, from labels [F, U] and [F, 3]."""
-    labels = {name: weights[:, FACE_UNITS.index(unit)] for name, unit in _UNITS.items()}
-    return {**labels, "yaw": pose[:, 0], "pitch": pose[:, 1], "roll": pose[:, 2]}
-
-
-def fit_probe(clips: list[Clip]) -> tuple[FaceProbe, dict[str, float]]:
-    """Fits the probe on rendered frames, and correlates it with the labels of held-out ones."""
-    train = [clip for clip in clips if not clip.held_out]
-    frames = np.concatenate([clip.frames[::2] for clip in train])
-
-    def table(clip: Clip, step: int) -> FloatArray:
-        columns = probed_labels(clip.weights[::step], clip.pose[::step])
-        return np.stack([columns[name] for name in PROBED], 1)
-
-    probe = FaceProbe.fit(frames, np.concatenate([table(clip, 2) for clip in train]), PROBED)
-    test = [clip for clip in clips if clip.held_out]
-    truth = np.concatenate([table(clip, 1) for clip in test])
-    seen = probe.measure(np.concatenate([clip.frames for clip in test]))
-    return probe, {
-        name: round(correlation(seen[name], truth[:, i]), 4) for i, name in enumerate(PROBED)
-    }
-
-
-def generate(
-    pipeline: AvatarPipeline, track: Track, seed: int, steps: int | None
-) -> Iterator[Frames]:
-    """The model's frames for a track, one unit [4, H, W, 3] at a time.
-
-    The session's seed is the track's, so that its motion controller repeats the track's controls.
-    """
-    session = pipeline.open(SessionSpec(seed=seed, num_inference_steps=steps))
-    config = pipeline.config.mel
-    audio = np.concatenate([track.audio, np.zeros(config.lookahead, np.float32)])
-    for unit in range(len(track.face) // FRAMES_PER_UNIT):
-        start = unit * config.unit
-        event = int(track.event[unit * FRAMES_PER_UNIT])
-        session.begin(
-            [
-                UnitInput(
-                    audio=audio[start : start + config.unit + config.lookahead],
-                    state=SpeechState(int(track.face.state[unit * FRAMES_PER_UNIT])),
-                    event=EVENTS[event],
-                )
-            ]
-        )
-        latents = None
-        while latents is None:
-            (latents,) = run_passes(pipeline.denoiser, [session.stream])
-        yield session.decode(latents)
-    session.close()
-
-
-def mouth_measures(
-    seen: dict[str, FloatArray], asked: dict[str, FloatArray], track: Track
-) -> dict[str, float]:
-    """How the lips follow the sound."""
-    jaw, true_jaw = seen["jaw"], asked["jaw"]
-    speaking = track.face.state == SpeechState.SPEAKING
-    silent = np.convolve(true_jaw > 0.04, np.ones(9), "same") == 0
-    moves, true_moves = np.abs(np.diff(jaw)), np.abs(np.diff(true_jaw))
-    closures = closure_rate(jaw, track), closure_rate(true_jaw, track)
-    return {
-        "jaw_r": correlation(jaw, true_jaw),
-        "pucker_r": correlation(seen["pucker"], asked["pucker"]),
-        "press_r": correlation(seen["press"], asked["press"]),
-        "lag_ms": lag_ms(jaw, true_jaw, FPS),
-        "jaw_std_ratio": float(jaw[speaking].std() / true_jaw[speaking].std()),
-        "closures": closures[0],
-        "closures_truth": closures[1],
-        "silence_motion": float(moves[silent[1:]].mean()),
-        "silence_motion_truth": float(true_moves[silent[1:]].mean()),
-        "speech_motion": float(moves[speaking[1:]].mean()),
-        "speech_motion_truth": float(true_moves[speaking[1:]].mean()),
-        "jaw_in_silence": float(jaw[silent].mean()),
-    }
-
-
-def closure_rate(jaw: FloatArray, track: Track) -> float:
-    """Share of p, b and m during which the jaw closes, within 40 ms of their middle."""
-    wide = float(np.percentile(jaw[track.face.state == SpeechState.SPEAKING], 90))
-    hits = []
-    for start, end, viseme in track.segments:
-        if viseme != "PP":
-            continue
-        middle = ((start + end) / 2 - LEAD_S) * FPS - 0.5
-        first, last = max(0, round(middle) - 1), min(len(jaw), round(middle) + 2)
-        if first < last:
-            hits.append(jaw[first:last].min() < CLOSED * wide)
-    return float(np.mean(hits)) if hits else float("nan")
-
-
-def blink_measures(blink: FloatArray) -> dict[str, float]:
-    """Blinks per minute, and the longest in ms."""
-    shut = np.concatenate([[False], blink > BLINK, [False]])
-    edges = np.flatnonzero(np.diff(shut.astype(np.int8)))
-    lengths = edges[1::2] - edges[::2]
-    return {
-        "blinks_per_minute": len(lengths) * 60 * FPS / len(blink),
-        "longest_blink_ms": float(lengths.max() * 1000 / FPS) if len(lengths) else 0.0,
-    }
-
-
-def stability_measures(frames: Frames) -> dict[str, float]:
-    """Whether the picture holds: backdrop, brightness and sharpness, last third against first."""
-    corner = frames[:, :40, :40].astype(np.float32)
-    start = corner[: 2 * FPS].mean(0)
-    thirds = np.array_split(np.arange(len(frames)), 3)
-    noise = [float(((corner[part] - start) ** 2).mean()) for part in thirds]
-    luma = [float(frames[part].mean()) for part in thirds]
-    detail = [float(np.abs(np.diff(frames[part, 64:224, 48:208].astype(np.float32), axis=2)).mean())
-              for part in thirds]  # fmt: skip
-    steps = np.abs(np.diff(frames.astype(np.int16), axis=0)).mean((1, 2, 3))
-    joins = np.arange(1, len(frames)) % FRAMES_PER_UNIT == 0
-    return {
-        "backdrop_psnr_first": 10 * np.log10(65025 / max(noise[0], 1e-6)),
-        "backdrop_psnr_last": 10 * np.log10(65025 / max(noise[-1], 1e-6)),
-        "luma_change": luma[-1] - luma[0],
-        "detail_ratio": detail[-1] / detail[0],
-        "join_ratio": float(steps[joins].mean() / steps[~joins].mean()),
-    }
-
-
-def measure(frames: Frames, track: Track, probe: FaceProbe) -> dict[str, float]:
-    """All measures of a generated clip against the track it was made for."""
-    seen = probe.measure(frames)
-    asked = probed_labels(track.face.weights[: len(frames)], track.face.pose[: len(frames)])
-    out = mouth_measures(seen, asked, track)
-    out |= {f"{k}_r": correlation(seen[k], asked[k]) for k in ("blink", "smile", "yaw", "pitch")}
-    truth = blink_measures(asked["blink"])
-    out |= blink_measures(seen["blink"])
-    out |= {f"{name}_truth": value for name, value in truth.items()}
-    for state, name in enumerate(STATES):
-        part = track.face.state[: len(frames)] == state
-        if part.sum() > 2 * FPS:
-            out[f"yaw_std_ratio_{name}"] = float(seen["yaw"][part].std() / asked["yaw"][part].std())
-    out |= stability_measures(frames)
-    return {name: round(value, 4) for name, value in out.items()}
+PROBE_FILE = "probe.safetensors"
+QUICK = Plan(seeds=1, minutes=1.0, quiet_s=8.0, gesture_rounds=1, variant_s=8.0, clip_s=20.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `rtgen eval avatar`."""
     add = parser.add_argument
     add("--model", type=Path, required=True, help="model folder")
-    add("--data", type=Path, help="fit the probe anew on the frames of this folder, and save it")
+    add("--renderer", type=Path, required=True, help="folder of `rtgen train renderer`")
+    add("--data", type=Path, nargs="+", help="folders of `rtgen train data`: fit probe and "
+        "regressor on them instead of taking the model's probe")  # fmt: skip
     add("--autoencoder", type=Path, help="its training folder, whose metrics are reported too")
-    add("--out", type=Path, required=True, help="folder for pictures and measures")
-    add("--seconds", type=float, default=60.0, help="length of the held-out dialogue")
+    add("--bench", type=Path, help="JSON of `rtgen bench avatar`, for the cost")
+    add("--out", type=Path, required=True, help="folder for measures, sheet, clip and parts")
+    add("--quick", action="store_true", help="one minute, one seed: no drift, a few CPU-minutes")
+    add("--seeds", type=int, default=5, help="streams of dialogue")
+    add("--minutes", type=float, default=10.0, help="length of each")
+    add("--seed", type=int, default=7, help="of the first stream")
     add("--steps", type=int, help="denoising steps, default the model's")
-    add("--seed", type=int, default=7, help="of the dialogue")
+    add("--avatar", help="identity, default the model's first")
+    add("--threads", type=int, default=1, help="of each network")
     add("--device", default="cpu")
     add("--dtype", default="auto")
 
 
+def plan_of(args: argparse.Namespace) -> Plan:
+    """How much is to be shown.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    if args.seeds < 1 or args.minutes < 0.5:
+        raise ConfigError(
+            f"--seeds must be at least 1 and --minutes at least 0.5, "
+            f"got {args.seeds} and {args.minutes}"
+        )
+    if args.quick:
+        return dataclasses.replace(QUICK, seed=args.seed)
+    return Plan(seed=args.seed, seeds=args.seeds, minutes=args.minutes)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Generates, measures, and writes measures.json, a contact sheet and a clip."""
+    """Shows, measures, and writes measures.json, a contact sheet and a clip."""
+    plan = plan_of(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    result: dict[str, object] = {"seconds": args.seconds, "seed": args.seed, "steps": args.steps}
-    if args.autoencoder is not None:
-        result["autoencoder"] = json.loads((args.autoencoder / "metrics.json").read_text())
-    probe_path = args.model / "probe.safetensors"
-    if args.data is not None:
-        probe, result["probe_r_on_renders"] = fit_probe(load_clips(args.data))
-        probe.save(probe_path)
-    probe = FaceProbe.load(probe_path)
+    torch.set_num_threads(args.threads)
+    renderer = load_renderer(args.renderer)
     pipeline = AvatarPipeline.from_directory(args.model, device=args.device, dtype=args.dtype)
-    result["steps"] = args.steps or pipeline.config.default_steps
-    track = make_track("test", args.seconds, args.seed)
-    frames = np.concatenate(list(generate(pipeline, track, track.seed, args.steps)))
-    result["measures"] = measure(frames, track, probe)
-    (args.out / "measures.json").write_text(json.dumps(result, indent=1) + "\n")
-    contact_sheet(frames, track, args.out / "sheet.png")
-    save_clip(frames, track, args.out / "clip.mp4")
+    probe, net, facts = _instruments(args, renderer, pipeline.identity(args.avatar))
+    names = CONFIG_FILE, LIPS_FILE, DENOISER_FILE, AVATARS_FILE
+    files = [args.model / n for n in (*names, decoder_file(pipeline.identity(args.avatar)))]
+    files += [args.renderer / "renderer.safetensors", _probe_path(args)]
+    stage = Stage(
+        pipeline=pipeline,
+        renderer=renderer,
+        probe=probe,
+        folder=args.out / "parts",
+        key=digest(files, str(pipeline.describe()["denoiser_dtype"])),
+        steps=args.steps,
+        avatar=args.avatar,
+    )
+    stage.folder.mkdir(exist_ok=True)
+    facts |= {
+        "seconds": plan.minutes * 60,
+        "seeds": plan.seeds,
+        "seed": plan.seed,
+        "steps": args.steps or pipeline.config.default_steps,
+        "avatar": args.avatar or pipeline.avatars[0],
+    }
+    measures: dict[str, float] = {}
+    if args.bench is not None:
+        measures["denoise_cpu_ms"] = denoise_cost(json.loads(args.bench.read_text()))
+    scenes: tuple[Callable[[], dict[str, float]], ...] = (
+        lambda: speech_scenes(stage, plan, net, args.out),
+        lambda: quiet_scenes(stage, plan),
+        lambda: event_scenes(stage, plan),
+        lambda: variant_scenes(stage, plan),
+    )
+    for scene in scenes:
+        measures |= scene()
+        rows = rows_of(measures)
+        _write(args.out / "measures.json", facts, rows, measures)
+    sys.stdout.write(text_of(rows))
     return 0
+
+
+def _write(path: Path, facts: dict[str, Any], rows: list[Row], measures: dict[str, float]) -> None:
+    """Writes what is known so far; measures that are not finite become null."""
+    document = {
+        **facts,
+        "rows": [row.document() for row in rows],
+        "measures": {k: round(v, 4) if math.isfinite(v) else None for k, v in measures.items()},
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _probe_path(args: argparse.Namespace) -> Path:
+    """Where the probe of this run is: its own when there are data to fit one on."""
+    return (args.model if args.data is None else args.out) / PROBE_FILE
+
+
+def _instruments(
+    args: argparse.Namespace, renderer: LatentRenderer, avatar: str
+) -> tuple[FaceProbe, MouthRegressor | None, dict[str, Any]]:
+    """Probe, regressor and what is known about them, fitted unless that was done before.
+
+    Raises:
+        CheckpointError: a file is missing; there is no probe and nothing to fit one on.
+    """
+    facts: dict[str, Any] = {}
+    if args.autoencoder is not None:
+        facts["autoencoder"] = json.loads((args.autoencoder / "metrics.json").read_text())
+    path = _probe_path(args)
+    if args.data is None:
+        return FaceProbe.load(path), None, facts
+    names = [str(folder.resolve()) for folder in args.data]
+    config = load_config(args.model)
+    painter = args.model / decoder_file(avatar), args.renderer / "renderer.safetensors"
+    key = digest(painter, names, STEPS)
+    report_path = args.out / "probe.json"
+    if not path.exists() or not _is_current(report_path, key):
+        data = gather(args.data, renderer, load_decoder(args.model, config, avatar))
+        probe = fit(data.rendered, data.decoded)
+        probe.save(path)
+        report_path.write_text(json.dumps({"key": key, **report(probe, data)}, indent=1) + "\n")
+    probe_facts = json.loads(report_path.read_text())
+    probe_facts.pop("key")
+    facts["probe"] = probe_facts
+    facts["probe_r_on_renders"] = {n: v["r"] for n, v in probe_facts["rendered"].items()}
+    net_path = args.out / f"regressor_{digest((), names)}.safetensors"
+    if not net_path.exists():
+        save_regressor(train_regressor(args.data, config.mel), net_path)
+    return FaceProbe.load(path), load_regressor(net_path, config.mel), facts
+
+
+def _is_current(path: Path, key: str) -> bool:
+    """Whether a JSON file was written under a key."""
+    return path.exists() and json.loads(path.read_text()).get("key") == key
+
+
+def denoise_cost(bench: dict[str, Any]) -> float:
+    """CPU-ms a pixel frame of conditioning and all denoise passes: the fastest one-thread run.
+
+    Raises:
+        CheckpointError: the document holds no such run.
+    """
+    costs = [
+        sum(run["cpu_ms_per_frame"][part] for part in ("condition", "noisy", "clean"))
+        for run in bench.get("runs", [])
+        if run["threads"] == 1
+    ]
+    if not costs:
+        raise CheckpointError("the bench holds no run on one thread; make one with `rtgen bench`")
+    return float(min(costs))

@@ -1,0 +1,1 @@
+"""How the avatar is measured: probe, streams, measures, verdicts (`rtgen eval avatar`)."""
