@@ -1,4 +1,4 @@
-"""The command line: `rtgen render | info | bench | train | eval`.
+"""The command line: `rtgen render | serve | info | bench | train | eval`.
 
 The one module that joins the packages, and only by name: a command is a "module:function" string
 that is looked up when it runs, so that `--help` imports no torch. `bench`, `train` and `eval` name
@@ -7,8 +7,8 @@ modules that offer `add_arguments(parser)` and `run(arguments) -> int`.
 Exit status: 0 done; 2 an error of the input, told in one line on stderr; 130 interrupted by
 Ctrl-C (143 by SIGTERM); 1 with a traceback is a fault of the program.
 
-Environment: RTGEN_DEVICE, RTGEN_DTYPE and RTGEN_MODEL are defaults of the flags of that name,
-RTGEN_LOG is the log level (debug, info, warning, error).
+Environment: RTGEN_DEVICE, RTGEN_DTYPE, RTGEN_MODEL and RTGEN_TOKEN are defaults of the flags of
+that name, RTGEN_LOG is the log level (debug, info, warning, error).
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "bench": (
         "measure speed and memory",
-        {"avatar": ("stages of the talking face on this machine", "pipelines.bench_avatar")},
+        {
+            "avatar": ("stages of the talking face on this machine", "pipelines.bench_avatar"),
+            "decoders": ("frame decoders on random latents", "pipelines.bench_decoders"),
+            "engine": ("sessions that one denoiser serves on time", "pipelines.bench_engine"),
+        },
     ),
     "train": (
         "make the avatar's data and train its networks",
@@ -45,8 +49,9 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "data": ("render the synthetic training clips", "pipelines.train.dataset"),
             "autoencoder": ("train the frame autoencoder", "pipelines.train.autoencoder"),
             "renderer": ("train the latent renderer", "pipelines.train.latent_renderer"),
+            "lips": ("train the lips that follow the sound", "pipelines.train.lips"),
             "denoiser": ("train the causal denoiser", "pipelines.train.denoiser"),
-            "decoder": ("fit the decoder to the denoiser's latents", "pipelines.train.decoder"),
+            "decoder": ("train the decoder of one identity", "pipelines.train.decoder"),
             "export": ("put the parts together as a model folder", "pipelines.train.export"),
         },
     ),
@@ -110,6 +115,7 @@ def _build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rtgen {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Parser)
     _add_render(commands)
+    _add_serve(commands)
     _add_info(commands)
     for group, (text, members) in GROUPS.items():
         inner = commands.add_parser(group, help=text, description=text).add_subparsers(
@@ -174,6 +180,13 @@ def _add_render(commands: Any) -> None:
     add("--seed", type=int, default=0, help="of noise and motion; default 0")
     add("--steps", type=int, help="denoising steps per unit; default: the model's")
     add("--state", default="idle", help="while nobody speaks: idle, listening or thinking")
+    _add_device(parser)
+    _add_verbose(parser)
+    parser.set_defaults(run=_run_render)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--device",
         default=os.environ.get("RTGEN_DEVICE", "auto"),
@@ -184,8 +197,6 @@ def _add_render(commands: Any) -> None:
         default=os.environ.get("RTGEN_DTYPE", "auto"),
         help="auto, float32, bfloat16 or float16; default auto: the faster one here",
     )
-    _add_verbose(parser)
-    parser.set_defaults(run=_run_render)
 
 
 def _run_render(arguments: argparse.Namespace) -> int:
@@ -217,6 +228,93 @@ def _run_render(arguments: argparse.Namespace) -> int:
         f"{report.path}: {report.duration_s:.2f} s of {report.width}x{report.height} "
         f"at {float(report.fps):g} fps, made in {report.wall_s:.1f} s "
         f"({report.real_time_factor:.2f}x real time)"
+    )
+    return 0
+
+
+def _add_serve(commands: Any) -> None:
+    text = "serve the live avatar to browsers, by WebRTC"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help=text,
+        description=text + ". Prints the address of its page when it is ready. Only this machine "
+        "reaches it unless --host says otherwise. Ctrl-C or SIGTERM ends it.",
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
+    add("--port", type=int, default=8080, help="default 8080; 0: any free one")
+    add("--model", default=os.environ.get("RTGEN_MODEL"), help="name or folder; see `rtgen info`")
+    add("--max-sessions", type=int, default=1, help="people at a time; default 1")
+    add("--token", default=os.environ.get("RTGEN_TOKEN"), help="that every request must carry")
+    add("--tls-cert", metavar="PEM", help="certificate; browsers give the microphone of another")
+    add("--tls-key", metavar="PEM", help="machine's visitors to HTTPS pages only")
+    add("--cors-origin", action="append", default=[], help="whose pages may use it too; repeat")
+    add("--ice-server", action="append", default=[], metavar="URL", help="stun: or turn:; repeat")
+    add("--ice-username", help="of the turn: servers")
+    add("--ice-credential", help="of the turn: servers")
+    add(
+        "--media-address",
+        action="append",
+        default=[],
+        metavar="IP",
+        help="address for media; repeat; default: that of --host",
+    )
+    _add_device(parser)
+    _add_verbose(parser)
+    parser.set_defaults(run=_run_serve)
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    import asyncio
+    from pathlib import Path
+
+    from rtgen.assets import default_model, find_asset, list_assets, model_facts
+    from rtgen.engine.host import HostConfig, RemoteService
+
+    serve, make_config = _look_up("webrtc.serve:serve"), _look_up("webrtc.config:ServerConfig")
+    folder = find_asset("model", arguments.model or default_model())
+    facts = model_facts(folder)
+    ice_server = _look_up("webrtc.config:IceServer")
+    servers = [
+        ice_server(
+            urls=(url,),
+            username=arguments.ice_username if url.startswith("turn") else None,
+            credential=arguments.ice_credential if url.startswith("turn") else None,
+        )
+        for url in arguments.ice_server
+    ]
+    config = make_config(
+        host=arguments.host,
+        port=arguments.port,
+        token=arguments.token,
+        tls_cert=Path(arguments.tls_cert) if arguments.tls_cert else None,
+        tls_key=Path(arguments.tls_key) if arguments.tls_key else None,
+        cors_origins=tuple(arguments.cors_origin),
+        ice_servers=tuple(servers),
+        media_addresses=tuple(arguments.media_address),
+        max_sessions=arguments.max_sessions,
+        model=facts["name"],
+        avatars=tuple(facts.get("avatars", ())),
+        steps=tuple(facts.get("steps", ())),
+        samples=tuple(find_asset("audio", name) for name in list_assets("audio")),
+    )
+    host = HostConfig(
+        factory="pipelines.serving:avatar_pipeline",
+        arguments={
+            "folder": str(folder),
+            "device": arguments.device,
+            "dtype": arguments.dtype,
+        },
+        max_sessions=arguments.max_sessions,
+    )
+    _look_up("webrtc.logs:use_json_logs")()
+    print("rtgen: the model is warming up ...", file=sys.stderr)
+    asyncio.run(
+        serve(
+            lambda: RemoteService(host),
+            config,
+            lambda url: print(f"rtgen: ready at {url}", flush=True),
+        )
     )
     return 0
 

@@ -7,6 +7,7 @@ RtgenError
 ├── BackendUnavailable            a device, library or program that was asked for and is not there
 ├── MediaError                    input or output media that cannot be read, understood or written
 ├── StreamClosed                  a call on a session or stream that has ended
+├── LinkError                     another process of ours died, hung, or broke the protocol
 └── SignallingError               a request of a peer that is answered with an HTTP status
 
 A message says what was expected, what came, and what to do. The command line prints it as one
@@ -42,6 +43,10 @@ class MediaError(RtgenError):
 
 class StreamClosed(RtgenError):
     """A session or stream has ended and takes no further calls."""
+
+
+class LinkError(RtgenError):
+    """Another process of ours died, hung, or sent what the protocol does not allow."""
 
 
 class SignallingError(RtgenError):

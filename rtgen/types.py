@@ -127,6 +127,8 @@ class SessionSpec:
         avatar: name of the identity, or None for the model's first.
         seed: of noise and motion; equal seeds and inputs give equal frames.
         num_inference_steps: forwards per unit, or None for the model's default.
+        min_inference_steps: fewest forwards per unit that the session may be lowered to when time
+            runs short, or None for the model's fewest.
         service_class: "live" keeps time and drops nothing but what is interrupted; "offline" waits
             for sound and for its reader, and ends with its sound.
         state: base state, shown while there is no speech.
@@ -135,6 +137,7 @@ class SessionSpec:
     avatar: str | None = None
     seed: int = 0
     num_inference_steps: int | None = None
+    min_inference_steps: int | None = None
     service_class: ServiceClass = "live"
     state: SpeechState = SpeechState.IDLE
 
@@ -144,6 +147,11 @@ class SessionSpec:
         steps, classes = self.num_inference_steps, typing.get_args(ServiceClass)
         if steps is not None and steps < 1:
             raise ConfigError(f"num_inference_steps must be at least 1, got {steps}")
+        floor = self.min_inference_steps
+        if floor is not None and not 1 <= floor <= (floor if steps is None else steps):
+            raise ConfigError(
+                f"min_inference_steps must be 1 to num_inference_steps ({steps}), got {floor}"
+            )
         if self.service_class not in classes:
             raise ConfigError(f"service_class must be in {classes}, got {self.service_class!r}")
 
@@ -311,7 +319,21 @@ class ErrorEvent(_Message):
     fatal: bool
 
 
-ServerEvent = Started | Finished | Stats | ErrorEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityChanged(_Message):
+    """The load changed the forwards per unit, from the next unit on.
+
+    Attributes:
+        num_inference_steps: from now on.
+        degraded: whether that is fewer than was asked for.
+    """
+
+    type: ClassVar[str] = "quality_changed"
+    num_inference_steps: int
+    degraded: bool
+
+
+ServerEvent = Started | Finished | Stats | QualityChanged | ErrorEvent
 
 _CONTROL_TYPES: dict[str, type[Any]] = {kind.type: kind for kind in typing.get_args(ControlMessage)}
 

@@ -113,7 +113,23 @@ class AsyncService:
         self._engine = engine
 
     async def reserve(self, spec: SessionSpec) -> Grant[Session] | Refusal:
-        answer = self._engine.reserve(spec)
+        # Admission plays the set of sessions through; the loop goes on meanwhile.
+        loop = asyncio.get_running_loop()
+        asked = loop.run_in_executor(None, self._engine.reserve, spec)
+        try:
+            answer = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(_give_back)
+            raise
         if isinstance(answer, Refusal):
             return answer
         return Grant(AsyncSession(answer.session))
+
+
+def _give_back(asked: asyncio.Future[Grant[EngineSession] | Refusal]) -> None:
+    """Closes what was granted to a caller that has gone."""
+    if asked.cancelled() or asked.exception() is not None:
+        return
+    answer = asked.result()
+    if isinstance(answer, Grant):
+        answer.session.core.request_close()

@@ -49,6 +49,11 @@ class PipelineSession(Protocol):
     @property
     def stream(self) -> ChunkStream: ...
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that the session holds on the device."""
+        ...
+
     def begin(self, units: Sequence[UnitInput]) -> None:
         """Conditions the next chunk and begins it in `stream`; takes `units_per_chunk` inputs."""
         ...
@@ -78,11 +83,6 @@ class Pipeline(Protocol):
 
     @property
     def denoiser(self) -> CausalDenoiser: ...
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Batch sizes at which a row's bits do not depend on its company."""
-        ...
 
     def check(self, spec: SessionSpec) -> None:
         """Raises `ConfigError` for a spec that `open` could not serve; cheap."""

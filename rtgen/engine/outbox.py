@@ -51,9 +51,9 @@ class Outbox:
         self._late += is_late
         for turn in turns:
             self._open_turn = turn if isinstance(turn, Started) else None
-            self._post(turn)
+            self.post(turn)
         if self._delivered % STATS_EVERY == 0:
-            self._post(self.stats(buffered_s))
+            self.post(self.stats(buffered_s))
 
     def drop(self, count: int) -> None:
         """Forgets the units that wait; `count` were made or begun for nothing."""
@@ -64,12 +64,12 @@ class Outbox:
         """Reports a turn that was announced and is cut at `played_s`."""
         if self._open_turn is not None:
             position_s = max(played_s, self._open_turn.position_s)
-            self._post(Finished(generation=generation, position_s=position_s, interrupted=True))
+            self.post(Finished(generation=generation, position_s=position_s, interrupted=True))
             self._open_turn = None
 
     def fail(self, message: str) -> None:
         """Reports what ended the session."""
-        self._post(ErrorEvent(message=message, fatal=True))
+        self.post(ErrorEvent(message=message, fatal=True))
 
     def pop_event(self) -> ServerEvent | None:
         """The next event, None if there is none now."""
@@ -92,7 +92,8 @@ class Outbox:
             },
         )
 
-    def _post(self, event: ServerEvent) -> None:
+    def post(self, event: ServerEvent) -> None:
+        """Adds an event; the oldest figures make room, then the oldest event."""
         if len(self._events) >= MAX_EVENTS:
             oldest = next((old for old in self._events if isinstance(old, Stats)), self._events[0])
             self._events.remove(oldest)

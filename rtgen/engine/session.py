@@ -87,12 +87,16 @@ class SessionCore:
         self._clock, self._check, self._wake = clock, check, wake
         self._intake = Intake(spec, unit_format)
         self._outbox = Outbox(timer, unit_format.duration)
-        self._pacer = Pacer(unit_format.duration, unit_format.lead)
+        self._pacer = Pacer(
+            unit_format.duration, unit_format.lead, unit_format.units_per_chunk, clock.now_ns()
+        )
         self._generation = 0
         self._begun = 0  # units begun: the next index
         self._delivered = 0  # the next index to be delivered
         self._freed = 0  # units acknowledged (live) or taken by the client (offline)
         self._under_way: deque[UnitPlan] = deque()  # begun and not freed
+        self._has_delivered = False
+        self._headrooms_ns: deque[int] = deque(maxlen=64)
         self._rollback: int | None = None
 
     # -- the client's side
@@ -239,17 +243,51 @@ class SessionCore:
                 return None
             return self._pacer.begin_ns(self._begun) if self.is_live else 0
 
-    def deadline_ns(self) -> int:
-        """When the next unit must be shown; the engine serves the earliest first."""
+    @property
+    def is_starting(self) -> bool:
+        """Whether a live client waits for its first unit."""
+        return self.is_live and not self._has_delivered
+
+    def deadline_ns(self, index: int | None = None) -> int:
+        """When a unit of a live session must be shown; far away for an offline one.
+
+        Args:
+            index: of the unit; None for the next one to be delivered.
+        """
         with self.changed:
             if not self.is_live:
                 return 2**63
-            return self._pacer.deadline_ns(self._begun) or 0
+            return self._pacer.due_ns(self._delivered if index is None else index)
+
+    @property
+    def next_index(self) -> int:
+        """Index of the next unit to be begun."""
+        return self._begun
+
+    def expect(self, span_ns: int) -> None:
+        """Sets what the engine's load predicts for a chunk, from its beginning to its delivery."""
+        with self.changed:
+            self._pacer.expected_ns = span_ns
+
+    def take_headrooms(self) -> list[int]:
+        """Headrooms of the live chunks delivered since the last call; see `Pacer.deliver`."""
+        with self.changed:
+            taken = list(self._headrooms_ns)
+            self._headrooms_ns.clear()
+        return taken
+
+    def post(self, event: ServerEvent) -> None:
+        """Tells the client something."""
+        with self.changed:
+            self._outbox.post(event)
+        self._notify()
 
     def plan(self) -> list[UnitPlan]:
         """Takes the input of the next chunk's units."""
         with self.changed:
             now_ns = self._clock.now_ns()
+            if self.is_live:
+                self._pacer.begin(self._begun, now_ns)
             plans = []
             for _ in range(self.format.units_per_chunk):
                 plans.append(self._intake.take(self._begun, self._generation, now_ns))
@@ -268,6 +306,8 @@ class SessionCore:
         now_ns = self._clock.now_ns()
         per_unit = self.format.frames_per_unit
         with self.changed:
+            if self.is_live and plans[0].generation == self._generation:
+                self._headrooms_ns.append(self._pacer.deliver(plans[0].index, now_ns))
             for number, plan in enumerate(plans):
                 is_stale = plan.generation != self._generation
                 if is_stale or self.is_closing or self.is_ended:
@@ -316,7 +356,7 @@ class SessionCore:
             buffered_s=self._intake.buffered_s,
         )
         self._delivered = plan.index + 1
-        self._pacer.measure(now_ns - plan.begun_ns)
+        self._has_delivered = True
 
     def _interrupt(self) -> None:
         if not self.is_live:

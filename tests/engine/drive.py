@@ -9,6 +9,7 @@ import numpy as np
 from pipelines.avatar import AvatarPipeline
 from rtgen.engine.client import EngineSession
 from rtgen.engine.clock import VirtualClock
+from rtgen.engine.cost_model import CONDITION, DECODE, Profile
 from rtgen.engine.engine import Engine
 from rtgen.engine.lanes import inline_lanes
 from rtgen.types import Grant, Pcm16, Pixels, SessionSpec, Unit
@@ -81,3 +82,12 @@ def same(first: Sequence[Unit], second: Sequence[Unit]) -> bool:
         == (b.index, b.media_time, b.state, b.padding)
         for a, b in zip(first, second, strict=True)
     )
+
+
+def quick_profile(*, merge: bool = False, max_batch: int = 8) -> Profile:
+    """Times at which many toy sessions fit, whatever else this machine does."""
+    sizes = {size: 1_000_000 + 200_000 * size for size in range(1, max_batch + 1)}
+    shapes = ("1", "1+1") if merge else ("1",)
+    stages = {CONDITION: {1: 100_000}, DECODE: {1: 500_000}}
+    forward_ns = {**dict.fromkeys(shapes, sizes), **stages}
+    return Profile(device="cpu", model="toy", forward_ns=forward_ns, session_bytes=100_000)

@@ -147,6 +147,26 @@ def test_a_loop_that_ended_with_a_session_open_harms_nobody() -> None:
         assert len(list(opened(engine, OFFLINE).render([tone(0.3)], 48_000))) == 2
 
 
+def test_a_caller_that_gives_up_while_it_waits_keeps_no_place() -> None:
+    async def work(engine: Engine) -> None:
+        service = AsyncService(engine)
+        asked = asyncio.create_task(service.reserve(OFFLINE))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        for _ in range(3_000):
+            answer = await service.reserve(OFFLINE)
+            if isinstance(answer, Grant):
+                await answer.session.close()
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("the place was not given back")
+
+    with Engine(toy_pipeline(), lanes=thread_lanes()) as engine:
+        run(work(engine))
+
+
 def test_a_wrong_spec_is_refused_as_an_error() -> None:
     async def work(engine: Engine) -> None:
         with pytest.raises(ConfigError):

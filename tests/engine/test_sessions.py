@@ -21,7 +21,7 @@ from rtgen.engine.engine import Engine
 from rtgen.engine.lanes import Lanes, inline_lanes, thread_lanes
 from rtgen.errors import ConfigError, RtgenError, StreamClosed
 from rtgen.types import ErrorEvent, Finished, Refusal, SessionSpec, Started, Unit
-from tests.engine.drive import opened, same, settle
+from tests.engine.drive import opened, quick_profile, same, settle
 from tests.sound import blocks, tone
 from tests.toy_pipeline import LIVE, OFFLINE, toy_pipeline
 
@@ -163,7 +163,9 @@ def interleaved(*, fail_second: bool) -> list[Unit]:
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        Engine(toy_pipeline(), lanes=inline_lanes(), max_sessions=2) as engine,
+        Engine(
+            toy_pipeline(), lanes=inline_lanes(), max_sessions=2, profile=quick_profile()
+        ) as engine,
     ):
         patch.setattr(AvatarSession, "begin", planted)
         first = opened(engine, OFFLINE)
@@ -194,7 +196,13 @@ def test_a_failure_next_door_changes_no_bit() -> None:
 
 def test_the_most_urgent_session_is_served_first() -> None:
     clock = VirtualClock()
-    with Engine(toy_pipeline(), lanes=inline_lanes(), clock=clock, max_sessions=2) as engine:
+    with Engine(
+        toy_pipeline(),
+        lanes=inline_lanes(),
+        clock=clock,
+        max_sessions=2,
+        profile=quick_profile(),
+    ) as engine:
         sessions = [opened(engine, LIVE) for _ in range(2)]
         settle(engine)
         for session, delay_s in zip(sessions, (0.05, 0.0), strict=True):
