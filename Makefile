@@ -4,16 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SAMPLE := assets/audio/welcome.wav
+PORT ?= 8080
 # Programs that the tests of the training data use; the demo needs none.
 TEST_PACKAGES := libegl1 libgl1-mesa-dri espeak-ng espeak-ng-data flite festival \
   festvox-us-slt-hts festvox-kallpc16k festvox-kdlpc16k festvox-italp16k festvox-itapc16k \
-  festvox-ca-ona-hts festvox-suopuhe-lj festvox-suopuhe-mv festvox-czech-dita festvox-czech-machac
+  festvox-ca-ona-hts festvox-suopuhe-lj festvox-suopuhe-mv festvox-czech-dita festvox-czech-machac \
+  chromium nodejs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit wheel soak readme system-packages clean
+.PHONY: help demo render test lint types unit wheel soak readme system-packages clean
 
 help:
-	@echo "make demo   render a talking face from $(SAMPLE) to out/demo.mp4"
+	@echo "make demo   serve the live avatar and print the address of its page (PORT=8080)"
+	@echo "make render render a talking face from $(SAMPLE) to out/demo.mp4"
 	@echo "make test   lint, strict types, tests, the wheel in an empty environment"
 	@echo "make soak   the long trials"
 
@@ -32,6 +35,9 @@ $(VENV)/test-ok: $(VENV)/python-ok pyproject.toml constraints.txt
 	@touch $@ $(VENV)/demo-ok
 
 demo: $(VENV)/demo-ok
+	$(BIN)/rtgen serve --port $(PORT)
+
+render: $(VENV)/demo-ok
 	@mkdir -p out
 	$(BIN)/rtgen render --audio $(SAMPLE) --out out/demo.mp4 --force
 

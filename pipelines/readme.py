@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.bench_avatar import table as bench_table
+from pipelines.bench_decoders import table as decoder_table
+from pipelines.bench_engine import table as engine_table
 from rtgen.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +76,8 @@ def sections(root: Path = ROOT) -> dict[str, str]:
     bench = root / "assets" / "bench"
     return {
         "bench:avatar": bench_section(json.loads((bench / "avatar.json").read_text())),
+        "bench:decoders": decoder_table(json.loads((bench / "decoders.json").read_text())),
+        "bench:engine": engine_table(json.loads((bench / "engine.json").read_text())),
         "eval:avatar": eval_section(json.loads((bench / "avatar_eval.json").read_text())),
     }
 

@@ -69,6 +69,7 @@ def test_sure_classifiers_take_the_mouth_over(touch: float, rest: float, wanted:
     torch.nn.init.zeros_(model.out.weight)
     bias = torch.full((len(MOUTH_NAMES) + 2,), 0.4)
     bias[-2:] = torch.tensor([touch, rest])
+    assert model.out.bias is not None
     model.out.bias.data.copy_(bias)
     model.closed_shape.fill_(0.7)
     with torch.no_grad():
@@ -81,6 +82,7 @@ def test_an_unsure_classifier_changes_nothing() -> None:
     torch.nn.init.zeros_(model.out.weight)
     bias = torch.full((len(MOUTH_NAMES) + 2,), 0.4)
     bias[-2:] = -1.15  # probability 0.24
+    assert model.out.bias is not None
     model.out.bias.data.copy_(bias)
     with torch.no_grad():
         mouth = model(torch.randn(1, 36, 64))

@@ -152,7 +152,7 @@ def test_unknown_phones_and_alphabets_are_refused() -> None:
     with pytest.raises(ConfigError, match="phone 'qq'"):
         viseme_segments([(0.0, 0.1, "qq")], "arpabet")
     with pytest.raises(ConfigError, match="alphabet must be one of"):
-        viseme_segments([], "sampa")
+        viseme_segments([], "klingon")
     with pytest.raises(ShapeError, match=r"energy must be \[10\]"):
         mouth_weights([], 10, np.zeros(9))
 
