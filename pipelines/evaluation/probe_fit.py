@@ -87,7 +87,8 @@ def paint(renderer: Renderer, decoder: UnitDecoder, labels: FloatArray) -> Frame
     """What the decoder makes of labels [F, L], uint8 [F, H, W, 3]; F must be a multiple of four."""
     rows = []
     for part in torch.split(torch.from_numpy(labels), 4 * _UNIT):
-        latents = renderer(part).unflatten(0, (-1, _UNIT)).flatten(1, 2)
+        frames = renderer(part)
+        latents = frames.reshape(-1, _UNIT * frames.shape[1], *frames.shape[2:])
         rows.append(to_uint8(decoder(latents[None])[0]))
     return np.concatenate(rows)
 

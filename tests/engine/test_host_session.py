@@ -48,6 +48,7 @@ async def interrupted(both: Linked, times: int) -> list[Unit]:
         if len(shown) % 3 == 0:
             if stops == times:
                 break
+            await settled(both, both.slots - 2)  # units that nobody read are there to be dropped
             session.control(Stop())
             stops += 1
             session.push_audio(tone(20.0), 48_000)

