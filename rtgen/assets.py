@@ -96,7 +96,8 @@ def model_facts(folder: Path) -> dict[str, Any]:
     The pipeline that runs the model validates the description; here it is only read.
 
     Returns:
-        "name" of the folder, "avatars" and "steps" where the description has them, or "error".
+        "name" of the folder; "avatars", "steps" and "default_steps" where the description has them;
+        or "error".
     """
     try:
         values = json.loads((folder / MODEL_FILE).read_text(encoding="utf-8"))
@@ -104,6 +105,7 @@ def model_facts(folder: Path) -> dict[str, Any]:
             "name": folder.name,
             "avatars": list(values.get("avatars", ())),
             "steps": [len(sampling["timesteps"]) for sampling in values.get("samplings", ())],
+            "default_steps": values.get("default_steps"),
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return {"name": folder.name, "error": f"{MODEL_FILE} cannot be read: {error}"}

@@ -295,7 +295,8 @@ def _run_serve(arguments: argparse.Namespace) -> int:
         max_sessions=arguments.max_sessions,
         model=facts["name"],
         avatars=tuple(facts.get("avatars", ())),
-        steps=tuple(facts.get("steps", ())),
+        steps=tuple(sorted(facts.get("steps", ()))),
+        default_steps=facts.get("default_steps"),
         samples=tuple(find_asset("audio", name) for name in list_assets("audio")),
     )
     host = HostConfig(

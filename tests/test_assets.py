@@ -75,7 +75,9 @@ def test_the_default_model_is_the_only_one(tmp_path: Path) -> None:
 
 def test_a_models_facts_are_read_from_its_description(tmp_path: Path) -> None:
     folder = write_toy_model(tmp_path / "toy")
-    assert model_facts(folder) == {"name": "toy", "avatars": ["ada", "bo"], "steps": [2, 1]}
+    assert model_facts(folder) == {
+        "name": "toy", "avatars": ["ada", "bo"], "steps": [2, 1], "default_steps": 2,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"samplings": [{}]}', '{"avatars": 3}'])

@@ -81,6 +81,7 @@ class ServerConfig:
         model: name to show.
         avatars: names to choose from.
         steps: numbers of forwards to choose from.
+        default_steps: the one that is taken when none is chosen; None: not known.
         samples: sound files that visitors may have spoken.
     """
 
@@ -100,6 +101,7 @@ class ServerConfig:
     model: str = ""
     avatars: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
+    default_steps: int | None = None
     samples: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:

@@ -160,6 +160,7 @@ class MediaServer:
             "model": config.model,
             "avatars": list(config.avatars),
             "steps": list(config.steps),
+            "default_steps": config.default_steps,
             "states": [state.name.lower() for state in SpeechState],
             "events": list(EVENTS[1:]),
             "text": self._around.voice is not None,

@@ -55,7 +55,7 @@ def running_site(**options: object) -> Iterator[Site]:
     started, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
-        async with site(limits=TimeLimits(), steps=(1, 2), **options) as running:  # type: ignore[arg-type]
+        async with site(limits=TimeLimits(), steps=(1, 2), default_steps=2, **options) as running:  # type: ignore[arg-type]
             found.append(running)
             started.set()
             await stop.wait()

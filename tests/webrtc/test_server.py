@@ -61,7 +61,7 @@ def test_probes_say_whether_it_lives_and_is_ready() -> None:
 
 def test_the_page_is_served_with_a_policy_and_config_says_what_there_is() -> None:
     async def work() -> None:
-        async with site() as found:
+        async with site(steps=(1, 2), default_steps=2) as found:
             async with found.http.get(found.url + "/") as answer:
                 assert answer.status == 200
                 assert answer.content_type == "text/html"
@@ -69,6 +69,7 @@ def test_the_page_is_served_with_a_policy_and_config_says_what_there_is() -> Non
             _, config = await found.json("GET", "/config")
             assert config["avatars"] == ["ada", "bo"]
             assert config["fps"] == 25
+            assert (config["steps"], config["default_steps"]) == ([1, 2], 2)
             assert config["auth"] is False
             assert config["ice_servers"] == []
             status, problem = await found.json("GET", "/static/../server.py")

@@ -36,7 +36,7 @@ export class View {
     radios(this.find("step-list"), {
       name: "steps",
       values: config.steps,
-      chosen: choice.steps,
+      chosen: choice.steps ?? config.default_steps,
       className: "segment",
       text: String,
       onChoose: (value) => app.choose("steps", value),
