@@ -219,17 +219,9 @@ def render(
 
 def _load_pipeline(config: RenderConfig) -> AvatarPipeline:
     folder = find_asset("model", config.model if config.model is not None else default_model())
-    import torch
+    from pipelines.serving import avatar_pipeline
 
-    from pipelines.avatar import AvatarPipeline
-
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        logger.info("device: %s", device)
-    pipeline = AvatarPipeline.from_directory(folder, device=device, dtype=config.dtype)
-    logger.info("model: %s", pipeline.describe())
-    return pipeline
+    return avatar_pipeline(str(folder), config.device, config.dtype)
 
 
 def _open_session(

@@ -1,4 +1,4 @@
-"""What the generation process is told to make: pipelines by name, from JSON values."""
+"""Pipelines by name, from JSON values: what a render or a generation process loads."""
 
 from __future__ import annotations
 

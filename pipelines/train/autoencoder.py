@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoders.quality import reconstruction_quality
 from decoders.unit_conv import UnitAutoencoder, UnitConvConfig
@@ -29,6 +28,7 @@ from pipelines.train.loop import (
     train_config,
 )
 from pipelines.train.store import load_clips
+from rtgen.weights.loaders import save_weights
 
 DEFAULTS = TrainConfig(steps=5000, learning_rate=1.5e-3, warmup=40, weight_decay=1e-4)
 BATCH_UNITS = 2
@@ -115,14 +115,19 @@ class AutoencoderStage:
 
 
 def save_autoencoder(model: UnitAutoencoder, directory: Path, dtype: torch.dtype) -> None:
-    """Writes encoder.safetensors and decoder.safetensors; the canvas stays fp32."""
+    """Writes encoder.safetensors and decoder.safetensors."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, part in (("encoder", model.encoder), ("decoder", model.decoder)):
-        weights = {
-            key: value.contiguous() if key == "canvas" else value.to(dtype).contiguous()
-            for key, value in part.state_dict().items()
-        }
-        save_file(weights, directory / f"{name}.safetensors")
+        save_part(part, directory / f"{name}.safetensors", dtype)
+
+
+def save_part(part: nn.Module, path: Path, dtype: torch.dtype) -> None:
+    """Writes an encoder's or a decoder's weights; the canvas stays fp32, bfloat16 would band it."""
+    weights = {
+        key: value.contiguous() if key == "canvas" else value.to(dtype).contiguous()
+        for key, value in part.state_dict().items()
+    }
+    save_weights(path, weights)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

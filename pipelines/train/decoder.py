@@ -22,7 +22,13 @@ from torch import Tensor
 
 from decoders.quality import reconstruction_quality
 from decoders.unit_conv import UnitDecoder
-from pipelines.train.autoencoder import LATENT_NOISE, by_units, canvas_and_weight, picture_loss
+from pipelines.train.autoencoder import (
+    LATENT_NOISE,
+    by_units,
+    canvas_and_weight,
+    picture_loss,
+    save_part,
+)
 from pipelines.train.latent_renderer import LatentRenderer, load_parts, load_renderer
 from pipelines.train.loop import (
     Precision,
@@ -32,7 +38,6 @@ from pipelines.train.loop import (
     train_config,
 )
 from pipelines.train.store import Clip, load_clips
-from rtgen.weights.loaders import save_weights
 
 DEFAULTS = TrainConfig(steps=2000, learning_rate=8e-4, warmup=40, weight_decay=1e-4)
 BATCH_UNITS = 2
@@ -128,10 +133,6 @@ def run(args: argparse.Namespace) -> int:
     trainer.run(stage.loss, stage.evaluate)
     with trainer.averaged_weights():
         metrics = stage.evaluate()
-        weights = {
-            name: value.contiguous() if name == "canvas" else value.bfloat16().contiguous()
-            for name, value in decoder.state_dict().items()
-        }
-        save_weights(args.out / "decoder.safetensors", weights)
+        save_part(decoder, args.out / "decoder.safetensors", torch.bfloat16)
     (args.out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
     return 0
